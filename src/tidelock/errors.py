@@ -1,0 +1,198 @@
+"""Every error of Tidelock, one class per different reaction of the caller.
+
+::
+
+    TidelockError
+    ├── SpecError               what was asked for is not valid; nothing was written        (also a ValueError)
+    │   ├── NameRefused         the worker's name is not one we may use as a directory
+    │   └── LimitUnavailable    a limit was asked for that this machine cannot enforce
+    ├── SpecChanged             the worker runs with another spec; pass replace=True
+    ├── UnknownWorker           no worker of that name in this deck                         (also a LookupError)
+    ├── LockConflict            somebody else holds the worker's lock; a second copy was not started
+    ├── PortUnavailable         no free port could be given to the worker
+    ├── StopFailed              parts of the tree survived SIGKILL (D state, or not ours to signal)
+    ├── DeckError               the deck as a whole cannot do it
+    │   ├── DeckOwned           another process owns this state directory
+    │   ├── DeckClosed          the deck was closed, or this is a forked copy of it
+    │   └── StateDirRefused     the state directory cannot be used (permission, read-only, not a directory)
+    ├── RegistryError           the note to our later selves
+    │   ├── RegistryTooNew      written by a newer Tidelock; left untouched
+    │   └── RegistryUnavailable disk full, read-only, locked: try again when the cause is gone
+    ├── KernelError             the kernel said no
+    │   ├── SpawnFailed         the program could not be executed; nothing was left behind
+    │   ├── ProcessGone         the process that was meant is no more; a stranger was not touched
+    │   ├── NotPermitted        the process exists and is not ours to signal
+    │   └── ResourceExhausted   out of file descriptors, processes or memory
+    ├── FeedError               the feed cannot go on
+    │   ├── CursorUnreadable    the cursor's file holds something that is not a cursor; it was kept
+    │   ├── PollerConflict      another process polls with the same token
+    │   ├── InboxUnavailable    the inbox cannot be written: nothing was confirmed upstream
+    │   └── SourceError         the source answered with something that is not a batch
+    └── ClientError             a verb sent to the owner did not come back with an answer
+        ├── NoOwner             nobody owns the deck
+        └── OwnerRefused        the owner answered with an error of its own
+
+Operating-system errors are translated once, in ``tidelock.kernel`` (processes, locks, pipes) and in the
+stores (SQLite); everything above sees only this tree.
+"""
+
+import os
+
+
+class TidelockError(Exception):
+    """Something in Tidelock went wrong; every error of this package is one of these."""
+
+
+class SpecError(TidelockError, ValueError):
+    """A value was refused: which field, what was given, what is accepted."""
+
+    def __init__(self, field: str, given: object, accepted: str) -> None:
+        self.field = field
+        self.given = given
+        self.accepted = accepted
+        super().__init__(f"{field}: {given!r} was given; accepted: {accepted}")
+
+
+class NameRefused(SpecError):
+    """The worker's name cannot be used; names are also directories, so the alphabet is closed."""
+
+
+class LimitUnavailable(SpecError):
+    """This machine cannot enforce a limit that was asked for; it is refused rather than ignored."""
+
+
+class SpecChanged(TidelockError):
+    """The worker is known with another spec; nothing was changed."""
+
+    def __init__(self, worker: str, fields: tuple[str, ...]) -> None:
+        self.worker = worker
+        self.fields = fields
+        super().__init__(
+            f"worker {worker!r} exists with another spec (different: {', '.join(fields)}); "
+            f"pass replace=True to stop it and start it with the new one"
+        )
+
+
+class UnknownWorker(TidelockError, LookupError):
+    """No worker of that name in this deck."""
+
+    def __init__(self, worker: str, suggestions: tuple[str, ...] = ()) -> None:
+        self.worker = worker
+        self.suggestions = suggestions
+        hint = f"; did you mean {', '.join(map(repr, suggestions))}?" if suggestions else ""
+        super().__init__(f"no worker {worker!r} in this deck{hint}")
+
+
+class LockConflict(TidelockError):
+    """The worker's lock is held by a process that is not ours to adopt; a second copy was not started."""
+
+    def __init__(self, worker: str, pid: int | None, command: str) -> None:
+        self.worker = worker
+        self.pid = pid
+        self.command = command
+        holder = f"pid {pid} ({command})" if pid is not None else "a process that could not be found"
+        super().__init__(f"worker {worker!r}: its lock is held by {holder}; a second copy was not started")
+
+
+class PortUnavailable(TidelockError):
+    """No free port could be given to the worker, or its recorded port is taken by somebody else."""
+
+
+class StopFailed(TidelockError):
+    """Parts of a worker's tree are alive after SIGKILL: in an uninterruptible call, or not ours to signal."""
+
+    def __init__(self, worker: str, survivors: tuple[int, ...], why: str) -> None:
+        self.worker = worker
+        self.survivors = survivors
+        super().__init__(f"worker {worker!r}: still alive after SIGKILL: {survivors or 'unknown holders'}: {why}")
+
+
+class DeckError(TidelockError):
+    """The deck as a whole cannot do what was asked."""
+
+
+class DeckOwned(DeckError):
+    """Another process owns this state directory."""
+
+    def __init__(self, state_dir: str, pid: int | None) -> None:
+        self.state_dir = state_dir
+        self.pid = pid
+        owner = f"pid {pid}" if pid is not None else "another process"
+        super().__init__(f"the deck {state_dir} is owned by {owner}")
+
+
+class DeckClosed(DeckError):
+    """The deck is closed, or this process is a fork of the one that opened it."""
+
+
+class StateDirRefused(DeckError):
+    """The state directory cannot be used; the message says which path and why."""
+
+
+class RegistryError(TidelockError):
+    """The registry cannot be read or written."""
+
+
+class RegistryTooNew(RegistryError):
+    """The registry was written by a newer Tidelock; it was left untouched."""
+
+
+class RegistryUnavailable(RegistryError):
+    """Disk full, read-only or locked. Running workers are untouched; try again when the cause is gone."""
+
+
+class KernelError(TidelockError):
+    """The kernel refused something."""
+
+
+class SpawnFailed(KernelError):
+    """The program could not be executed; nothing was left behind."""
+
+    def __init__(self, program: str, errno: int, what: str = "exec") -> None:
+        self.program = program
+        self.errno = errno
+        super().__init__(f"cannot start {program!r}: {what}: {os.strerror(errno)} (errno {errno})")
+
+
+class ProcessGone(KernelError):
+    """The process that was meant is no more. Whoever has its pid now is a stranger and was not touched."""
+
+
+class NotPermitted(KernelError):
+    """The process exists, and we may not signal or inspect it."""
+
+
+class ResourceExhausted(KernelError):
+    """Out of file descriptors, processes or memory; the message says which limit and how to raise it."""
+
+
+class FeedError(TidelockError):
+    """The feed cannot go on."""
+
+
+class CursorUnreadable(FeedError):
+    """The cursor's file holds something that is not a cursor. It was kept; it is never taken for zero."""
+
+
+class PollerConflict(FeedError):
+    """Another process polls with the same token."""
+
+
+class InboxUnavailable(FeedError):
+    """The inbox cannot be written (disk full, read-only, locked): nothing was confirmed upstream."""
+
+
+class SourceError(FeedError):
+    """The source answered with something that is not a batch."""
+
+
+class ClientError(TidelockError):
+    """A verb that was sent to the owner did not come back with an answer."""
+
+
+class NoOwner(ClientError):
+    """Nobody owns the deck, so nobody can act on it."""
+
+
+class OwnerRefused(ClientError):
+    """The owner answered with an error of its own."""

@@ -1,0 +1,483 @@
+"""The values everybody speaks in: what to run, who runs, how it ended, what happened.
+
+All of them are frozen and validated when they are made: a refused value says which field, what was given and
+what is accepted (:class:`tidelock.errors.SpecError`), and because nothing is written before a spec exists,
+nothing has to be undone. The same types are stored in the registry, sent over HTTP and described in OpenAPI.
+
+This module decides nothing and touches nothing: no ``os``, no clock, no I/O.
+"""
+
+import re
+import signal as _signal
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from pathlib import PurePath
+from typing import Any, Final, Literal, NewType, Self, TypeAlias
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from tidelock.errors import NameRefused, SpecError
+
+WorkerName = NewType("WorkerName", str)
+Cookie = NewType("Cookie", str)
+
+NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9._\-@:+]{1,128}", re.ASCII)
+_ENV_KEY: Final = re.compile(r"[^=\0]+")
+_SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}", re.ASCII)
+_NAME_RULE: Final = "1-128 characters of A-Z a-z 0-9 . _ - @ : +, but not '.' or '..'"
+
+
+def worker_name(given: object) -> WorkerName:
+    """The name as we use it: integers become strings, everything outside the alphabet is refused."""
+    text = str(given) if isinstance(given, int) and not isinstance(given, bool) else given
+    if not isinstance(text, str) or not NAME_PATTERN.fullmatch(text) or text in {".", ".."}:
+        raise NameRefused("name", given, _NAME_RULE)
+    return WorkerName(text)
+
+
+class State(StrEnum):
+    """What a worker is doing, as far as the kernel and the registry together can tell."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    UNHEALTHY = "unhealthy"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    EXITED = "exited"
+    BACKOFF = "backoff"
+    FAILED = "failed"
+
+
+class EventKind(StrEnum):
+    """Everything that can happen to a worker or its deck."""
+
+    STARTED = "started"
+    READY = "ready"
+    ADOPTED = "adopted"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    EXITED = "exited"
+    CRASHED = "crashed"
+    RESTARTED = "restarted"
+    FAILED = "failed"
+    RESET = "reset"
+    UNHEALTHY = "unhealthy"
+    KILLED = "killed"
+    ORPHAN_REAPED = "orphan-reaped"
+    LOCK_CONFLICT = "lock-conflict"
+    LOG_ROTATED = "log-rotated"
+    OWNER_CHANGED = "owner-changed"
+    FEED = "feed"
+
+
+class Containment(StrEnum):
+    """How strongly a worker's tree can be found and ended, strongest first."""
+
+    CGROUP = "cgroup"
+    COOKIE = "cookie"
+    GROUP = "group"
+
+
+Lifetime: TypeAlias = Literal["bound", "adoptable"]
+Policy: TypeAlias = Literal["always", "on-failure", "never"]
+
+
+# --- how a process ended ----------------------------------------------------------------------------------------
+
+
+class Exited(msgspec.Struct, frozen=True, tag_field="kind", tag="exited"):
+    """The process left by itself with this code."""
+
+    code: int
+
+    def __str__(self) -> str:
+        return f"exit code {self.code}"
+
+
+class Killed(msgspec.Struct, frozen=True, tag_field="kind", tag="killed"):
+    """A signal ended the process."""
+
+    signal: int
+
+    def __str__(self) -> str:
+        try:
+            return f"killed by {_signal.Signals(self.signal).name}"
+        except ValueError:
+            return f"killed by signal {self.signal}"
+
+
+class UnknownExit(msgspec.Struct, frozen=True, tag_field="kind", tag="unknown"):
+    """Nobody saw how it ended: neither success nor failure."""
+
+    def __str__(self) -> str:
+        return "unknown"
+
+
+Exit: TypeAlias = Exited | Killed | UnknownExit
+
+
+# --- who a process is -------------------------------------------------------------------------------------------
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who a process is beyond its pid: comparable across restarts of ours, never across boots.
+
+    ``pidfd_inode`` is None below Linux 6.9, where the kernel gives all pidfds one inode.
+    """
+
+    boot_id: str
+    pid: int
+    start_ticks: int
+    pidfd_inode: int | None = None
+
+
+# --- the spec ---------------------------------------------------------------------------------------------------
+
+
+class Restart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When a worker that ended is started again, how long it waits, and when a person has to look."""
+
+    policy: Policy = "on-failure"
+    max_crashes: int = 5
+    window_seconds: float = 300
+    backoff_seconds: float = 1.0
+    backoff_cap_seconds: float = 60.0
+    stable_seconds: float = 60
+
+    def __post_init__(self) -> None:
+        _one_of("restart.policy", self.policy, ("always", "on-failure", "never"))
+        _whole("restart.max_crashes", self.max_crashes, least=0)
+        _number("restart.window_seconds", self.window_seconds, above=0)
+        _number("restart.backoff_seconds", self.backoff_seconds, least=0)
+        _number("restart.backoff_cap_seconds", self.backoff_cap_seconds, least=self.backoff_seconds)
+        _number("restart.stable_seconds", self.stable_seconds, least=0)
+
+
+class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a worker is asked to leave, and how long it may take before SIGKILL."""
+
+    signal: str = "TERM"
+    grace_seconds: float = 5
+
+    def __post_init__(self) -> None:
+        accepted = "a signal name such as TERM, INT, HUP, QUIT, USR1"
+        if not isinstance(self.signal, str):
+            raise SpecError("stop.signal", self.signal, accepted)
+        name = self.signal.upper().removeprefix("SIG")
+        if f"SIG{name}" not in _signal.Signals.__members__:
+            raise SpecError("stop.signal", self.signal, accepted)
+        force_setattr(self, "signal", name)
+        _number("stop.grace_seconds", self.grace_seconds, least=0)
+
+    @property
+    def signal_number(self) -> int:
+        """The number of :attr:`signal` on this machine."""
+        return int(_signal.Signals[f"SIG{self.signal}"])
+
+
+class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When a worker's log is rotated and what is kept."""
+
+    max_bytes: int = 10_000_000
+    max_age_seconds: float | None = None
+    keep: int = 10
+    compress: bool = True
+    split_stderr: bool = False
+
+    def __post_init__(self) -> None:
+        _whole("log.max_bytes", self.max_bytes, least=4096)
+        if self.max_age_seconds is not None:
+            _number("log.max_age_seconds", self.max_age_seconds, above=0)
+        _whole("log.keep", self.keep, least=0)
+        _boolean("log.compress", self.compress)
+        _boolean("log.split_stderr", self.split_stderr)
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker may use. A limit that this machine cannot enforce is refused at start, never ignored."""
+
+    memory_bytes: int | None = None
+    cpu_percent: float | None = None
+    pids: int | None = None
+    open_files: int | None = None
+    nice: int | None = None
+    oom_score_adj: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes is not None:
+            _whole("limits.memory_bytes", self.memory_bytes, least=4096)
+        if self.cpu_percent is not None:
+            _number("limits.cpu_percent", self.cpu_percent, above=0)
+        if self.pids is not None:
+            _whole("limits.pids", self.pids, least=1)
+        if self.open_files is not None:
+            _whole("limits.open_files", self.open_files, least=8)
+        if self.nice is not None:
+            _whole("limits.nice", self.nice, least=-20, most=19)
+        if self.oom_score_adj is not None:
+            _whole("limits.oom_score_adj", self.oom_score_adj, least=-1000, most=1000)
+
+
+class Health(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How we learn that a worker is ready and still well.
+
+    ``notify`` and ``watchdog_seconds`` follow systemd's protocol (``READY=1``, ``WATCHDOG=1``); ``http``,
+    ``tcp`` and ``command`` are asked every ``interval_seconds``. ``$PORT`` in ``http`` and ``tcp`` stands for
+    the worker's port. After ``failures`` failed checks in a row the worker is unhealthy.
+    """
+
+    notify: bool = False
+    watchdog_seconds: float | None = None
+    http: str | None = None
+    tcp: str | None = None
+    command: tuple[str, ...] | None = None
+    interval_seconds: float = 10
+    timeout_seconds: float = 3
+    failures: int = 3
+    start_timeout_seconds: float = 60
+
+    def __post_init__(self) -> None:
+        _boolean("health.notify", self.notify)
+        if self.watchdog_seconds is not None:
+            _number("health.watchdog_seconds", self.watchdog_seconds, above=0)
+        if self.http is not None and not (isinstance(self.http, str) and re.match(r"https?://[^/\s]+", self.http)):
+            raise SpecError("health.http", self.http, "a URL such as http://127.0.0.1:$PORT/healthz")
+        if self.tcp is not None and not (isinstance(self.tcp, str) and re.fullmatch(r".+:(\d+|\$PORT)", self.tcp)):
+            raise SpecError("health.tcp", self.tcp, "HOST:PORT, such as 127.0.0.1:$PORT")
+        if self.command is not None:
+            force_setattr(self, "command", _command("health.command", self.command))
+        if sum(check is not None for check in (self.http, self.tcp, self.command)) > 1:
+            raise SpecError("health", "several of http, tcp, command", "at most one of http, tcp, command")
+        _number("health.interval_seconds", self.interval_seconds, above=0)
+        _number("health.timeout_seconds", self.timeout_seconds, above=0)
+        _whole("health.failures", self.failures, least=1)
+        _number("health.start_timeout_seconds", self.start_timeout_seconds, above=0)
+
+
+class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A value that reaches the worker as a file in ``$CREDENTIALS_DIRECTORY``, or as env if ``env`` is set.
+
+    ``value`` is None where the value is not ours to show: in the registry, the API and the page.
+    """
+
+    value: str | None
+    env: bool = False
+
+    def __repr__(self) -> str:
+        return f"Secret(value={'None' if self.value is None else '<hidden>'}, env={self.env})"
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to run and under which policies."""
+
+    command: tuple[str, ...]
+    env: dict[str, str] = {}
+    inherit_env: tuple[str, ...] = ()
+    secrets: dict[str, Secret] = {}
+    cwd: str | None = None
+    lifetime: Lifetime = "adoptable"
+    restart: Restart = msgspec.field(default_factory=Restart)
+    stop: Stop = msgspec.field(default_factory=Stop)
+    health: Health | None = None
+    limits: Limits = msgspec.field(default_factory=Limits)
+    log: Log = msgspec.field(default_factory=Log)
+    port: bool = False
+    user: str | None = None
+    group: str | None = None
+    umask: int | None = None
+    labels: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "command", _command("command", self.command))
+        force_setattr(self, "env", _env(self.env))
+        force_setattr(self, "inherit_env", _inherited(self.inherit_env))
+        force_setattr(self, "secrets", _secrets(self.secrets))
+        force_setattr(self, "labels", _labels(self.labels))
+        if self.cwd is not None:
+            force_setattr(self, "cwd", _text("cwd", str(self.cwd) if isinstance(self.cwd, PurePath) else self.cwd))
+        _one_of("lifetime", self.lifetime, ("bound", "adoptable"))
+        _instance("restart", self.restart, Restart)
+        _instance("stop", self.stop, Stop)
+        _instance("limits", self.limits, Limits)
+        _instance("log", self.log, Log)
+        if self.health is not None:
+            _instance("health", self.health, Health)
+        _boolean("port", self.port)
+        for field in ("user", "group"):
+            account = getattr(self, field)
+            if account is not None:
+                force_setattr(self, field, _text(field, str(account) if type(account) is int else account))
+        if self.umask is not None:
+            _whole("umask", self.umask, least=0, most=0o777)
+        both = sorted(set(self.env) & {name for name, secret in self.secrets.items() if secret.env})
+        if both:
+            raise SpecError("secrets", both, "names that are not also in env")
+
+    @classmethod
+    def of(cls, command: "Sequence[str | PurePath] | WorkerSpec", **fields: Any) -> Self:
+        """A spec from what a caller typed: a command and fields, or a spec with some fields changed."""
+        known = set(cls.__struct_fields__) - {"command"}
+        for field, value in fields.items():
+            if field not in known:
+                raise SpecError(field, value, f"one of the fields {', '.join(sorted(known))}")
+        if isinstance(command, WorkerSpec):
+            current = {name: getattr(command, name) for name in cls.__struct_fields__}
+            return cls(**(current | fields))
+        return cls(command, **fields)  # type: ignore[arg-type]  # __post_init__ refuses what is not a command
+
+    def without_secret_values(self) -> Self:
+        """The same spec as it may be stored and shown."""
+        if not self.secrets:
+            return self
+        hidden = {name: Secret(None, env=secret.env) for name, secret in self.secrets.items()}
+        return msgspec.structs.replace(self, secrets=hidden)
+
+
+# --- what callers get back --------------------------------------------------------------------------------------
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """One worker as it is now."""
+
+    name: str
+    state: State
+    pid: int | None = None
+    started_at: datetime | None = None
+    uptime_seconds: float | None = None
+    exit: Exit | None = None
+    restarts: int = 0
+    crashes: int = 0
+    adopted: bool = False
+    lifetime: Lifetime = "adoptable"
+    port: int | None = None
+    health: str | None = None
+    status_text: str | None = None
+    cpu_percent: float | None = None
+    rss_bytes: int | None = None
+    backoff_until: datetime | None = None
+    containment: Containment | None = None
+    labels: dict[str, str] = {}
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One thing that happened. Ids grow by one, without gaps; ``worker`` is None for the deck itself."""
+
+    id: int
+    at: datetime
+    worker: str | None
+    kind: EventKind
+    detail: dict[str, Any] = {}
+
+
+# --- validation, in the order it is called ----------------------------------------------------------------------
+
+
+def _one_of(field: str, given: object, accepted: tuple[str, ...]) -> None:
+    if given not in accepted:
+        raise SpecError(field, given, " | ".join(accepted))
+
+
+def _whole(field: str, given: object, least: int | None = None, most: int | None = None) -> None:
+    if type(given) is not int or (least is not None and given < least) or (most is not None and given > most):
+        raise SpecError(field, given, _range("a whole number", least, most))
+
+
+def _number(field: str, given: object, least: float | None = None, above: float | None = None) -> None:
+    if isinstance(given, bool) or not isinstance(given, int | float) or given != given or given == float("inf"):  # noqa: PLR0124 - NaN is the one value that differs from itself
+        raise SpecError(field, given, "a finite number of seconds or percent")
+    if (least is not None and given < least) or (above is not None and given <= above):
+        raise SpecError(
+            field, given, f"a number above {above}" if above is not None else f"a number of at least {least}"
+        )
+
+
+def _range(what: str, least: int | None, most: int | None) -> str:
+    if most is not None:
+        return f"{what} from {least} to {most}"
+    return what if least is None else f"{what} of at least {least}"
+
+
+def _boolean(field: str, given: object) -> None:
+    if not isinstance(given, bool):
+        raise SpecError(field, given, "true or false")
+
+
+def _instance(field: str, given: object, kind: type) -> None:
+    if not isinstance(given, kind):
+        raise SpecError(field, given, f"a {kind.__name__}(...)")
+
+
+def _text(field: str, given: object) -> str:
+    if not isinstance(given, str) or not given or "\0" in given:
+        raise SpecError(field, given, "a text that is not empty and holds no NUL")
+    return given
+
+
+def _command(field: str, given: object) -> tuple[str, ...]:
+    accepted = "a list of texts: the program and its arguments"
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence) or not given:
+        raise SpecError(field, given, accepted)
+    words = tuple(str(word) if isinstance(word, PurePath) else word for word in given)
+    for word in words:
+        if not isinstance(word, str) or "\0" in word:
+            raise SpecError(field, given, accepted + " (a word is not a text, or holds NUL)")
+    if not words[0]:
+        raise SpecError(field, given, accepted + " (the program is empty)")
+    return words
+
+
+def _mapping(field: str, given: object) -> Mapping[Any, Any]:
+    if not isinstance(given, Mapping):
+        raise SpecError(field, given, "a mapping of names to texts")
+    return given
+
+
+def _env(given: object) -> dict[str, str]:
+    env: dict[str, str] = {}
+    for key, value in _mapping("env", given).items():
+        if not isinstance(key, str) or not _ENV_KEY.fullmatch(key):
+            raise SpecError(f"env[{key!r}]", key, "a name without '=' or NUL")
+        if not isinstance(value, str) or "\0" in value:
+            raise SpecError(f"env[{key!r}]", value, "a text without NUL")
+        if key in _RESERVED_ENV:
+            raise SpecError(f"env[{key!r}]", key, f"a name that is not one of {', '.join(sorted(_RESERVED_ENV))}")
+        env[key] = value
+    return env
+
+
+# Written by us into every worker; a spec that sets them would break adoption or health.
+_RESERVED_ENV: Final = frozenset(
+    {"TIDELOCK_WORKER", "TIDELOCK_DIR", "TIDELOCK_COOKIE", "TIDELOCK_LIFELINE_FD", "NOTIFY_SOCKET"}
+)
+
+
+def _inherited(given: object) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise SpecError("inherit_env", given, "a list of environment names")
+    for name in given:
+        if not isinstance(name, str) or not _ENV_KEY.fullmatch(name):
+            raise SpecError("inherit_env", name, "an environment name")
+    return tuple(given)
+
+
+def _secrets(given: object) -> dict[str, Secret]:
+    secrets: dict[str, Secret] = {}
+    for name, value in _mapping("secrets", given).items():
+        if not isinstance(name, str) or not _SECRET_NAME.fullmatch(name) or name in {".", ".."}:
+            raise SpecError("secrets", name, "names of 1-128 characters of A-Z a-z 0-9 _ . -")
+        secret = Secret(value) if isinstance(value, str) else value
+        if not isinstance(secret, Secret) or not isinstance(secret.value, str | None):
+            raise SpecError(f"secrets[{name!r}]", type(value).__name__, "a text or Secret(text, env=...)")
+        if secret.value is not None and "\0" in secret.value:
+            raise SpecError(f"secrets[{name!r}]", "<hidden>", "a text without NUL")
+        secrets[name] = secret
+    return secrets
+
+
+def _labels(given: object) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    for key, value in _mapping("labels", given).items():
+        labels[_text("labels", key)] = value if value == "" else _text(f"labels[{key!r}]", value)
+    return labels
