@@ -1,0 +1,57 @@
+# What people and CI type. Each target makes the machine ready itself and says so; see scripts/setup.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench chaos docs-img setup clean
+
+BIN := .venv/bin
+ARGS ?=
+SECONDS ?= 60
+SEED ?= 1
+
+# Real programs that tests drive: PROGRAM=DEBIAN-PACKAGE. Without them their tests are skipped with a reason.
+TEST_PROGRAMS := chromium=chromium redis-server=redis-server node=nodejs strace=strace gcc=gcc
+BENCH_PROGRAMS := gcc=gcc
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@echo '  ARGS="…" is handed to what is run, e.g. make test ARGS="tests/kernel -k reuse"'
+
+demo: ## three sample users, the page, and a guided kill -9
+	@scripts/setup
+	@$(BIN)/tidelock demo $(ARGS)
+
+test: ## every test, against the code that the wheel holds (about 8 minutes)
+	@scripts/setup $(TEST_PROGRAMS)
+	@echo "test: pytest $(ARGS)" >&2
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: ## what a change must pass before it is sent: format, lint, types, layers
+	@scripts/setup
+	@echo 'check: ruff format' >&2
+	@$(BIN)/ruff format --check --quiet . || { echo 'run: .venv/bin/ruff format .'; exit 1; }
+	@echo 'check: ruff check' >&2
+	@$(BIN)/ruff check --quiet .
+	@echo 'check: mypy --strict' >&2
+	@$(BIN)/mypy
+	@echo 'check: import-linter' >&2
+	@$(BIN)/lint-imports --no-cache
+
+bench: ## Tidelock beside its peers and the bare kernel; writes docs/benchmarks.md
+	@scripts/setup $(BENCH_PROGRAMS)
+	@$(BIN)/python -m bench $(ARGS)
+
+chaos: ## random SIGKILLs of owner and workers: make chaos SECONDS=60 SEED=7
+	@scripts/setup
+	@$(BIN)/python -m bench.chaos --seconds $(SECONDS) --seed $(SEED) $(ARGS)
+
+docs-img: ## the screenshots in docs/img, taken from a real daemon by a real browser
+	@scripts/setup $(TEST_PROGRAMS)
+	@TIDELOCK_SCREENSHOTS=docs/img $(BIN)/python -m pytest tests/browser -k screenshot $(ARGS)
+
+setup: ## only the set-up, with everything that the tests can use
+	@scripts/setup $(TEST_PROGRAMS)
+
+clean: ## remove what the other targets made (not .tidelock: that is a deck)
+	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis bench/work
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +

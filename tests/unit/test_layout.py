@@ -1,0 +1,52 @@
+"""What import-linter cannot see: what really is loaded when a module is imported.
+
+``import tidelock.child`` first runs ``tidelock/__init__.py``, so a static look at ``child.py`` proves nothing about
+the worker that imports it. Each test asks a fresh interpreter for its ``sys.modules``.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after the statement."""
+    report = "print(json.dumps(sorted(set(sys.modules) - before)))"
+    script = f"import json, sys\nbefore = set(sys.modules)\n{statement}\n{report}"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    return set(json.loads(done.stdout))
+
+
+def packages(modules: set[str]) -> set[str]:
+    """The top-level packages of these modules."""
+    return {module.partition(".")[0] for module in modules}
+
+
+def test_a_worker_that_imports_child_loads_no_event_loop_no_database_and_no_deck() -> None:
+    """``tidelock.child`` costs a worker next to nothing, and needs nothing that is not in the standard library."""
+    loaded = loaded_by("import tidelock.child")
+
+    assert not packages(loaded) & {"asyncio", "sqlite3", "msgspec", "psutil", "typer", "rich", "litestar"}
+    assert {module for module in loaded if module.startswith("tidelock")} == {"tidelock", "tidelock.child"}
+
+
+def test_the_package_root_loads_nothing_until_a_name_is_used() -> None:
+    """``import tidelock`` is free; the first use of a name loads its home."""
+    loaded = loaded_by("import tidelock; tidelock.__version__; dir(tidelock)")
+
+    assert {module for module in loaded if module.startswith("tidelock")} == {"tidelock"}
+
+
+@pytest.mark.parametrize("module", ["tidelock.model", "tidelock.errors", "tidelock.crashpoints", "tidelock.kernel"])
+def test_the_lower_layers_load_no_event_loop_and_no_database(module: str) -> None:
+    """Values, errors and the kernel layer are synchronous: importing them starts no machinery."""
+    loaded = loaded_by(f"import {module}")
+
+    assert not packages(loaded) & {"asyncio", "sqlite3", "concurrent"}
+
+
+def test_every_public_name_can_be_loaded() -> None:
+    """Each name in ``tidelock.__all__`` is there when it is asked for."""
+    loaded_by("import tidelock\nfor name in tidelock.__all__: getattr(tidelock, name)")
