@@ -5,6 +5,7 @@
     TidelockError
     ├── SpecError               what was asked for is not valid; nothing was written        (also a ValueError)
     │   ├── NameRefused         the worker's name is not one we may use as a directory
+    │   ├── ConfigRefused       tidelock.toml has problems, each with line, key and suggestion; nothing was changed
     │   └── LimitUnavailable    a limit was asked for that this machine cannot enforce
     ├── SpecChanged             the worker runs with another spec; pass replace=True
     ├── UnknownWorker           no worker of that name in this deck                         (also a LookupError)
@@ -55,6 +56,16 @@ class SpecError(TidelockError, ValueError):
 
 class NameRefused(SpecError):
     """The worker's name cannot be used; names are also directories, so the alphabet is closed."""
+
+
+class ConfigRefused(SpecError):
+    """The configuration file was not taken: every problem with its line and key. Nothing was changed."""
+
+    def __init__(self, path: str, problems: tuple[str, ...]) -> None:
+        self.path = path
+        self.problems = problems
+        super().__init__("configuration", path, "a file without these problems")
+        self.args = ("\n".join(f"{path}: {problem}" for problem in problems),)
 
 
 class LimitUnavailable(SpecError):
