@@ -99,6 +99,7 @@ class Lifeline:
         self._signals = signals
         self._linger_seconds = linger_seconds
         self._told_fd = -1
+        self._telling = _thread.allocate_lock()  # a closed descriptor's number may already be another file's
         self._watch: _Watch | None = None
         self._earlier: dict[signal.Signals, Any] = {}
         self._body: _Body | None = None  # of an async with
@@ -180,9 +181,10 @@ class Lifeline:
                 signal.signal(number, handler)
         if self._watch is not None:
             self._watch.end()
-        fd, self._told_fd = self._told_fd, -1
-        if fd >= 0:
-            os.close(fd)
+        with self._telling:
+            fd, self._told_fd = self._told_fd, -1
+            if fd >= 0:
+                os.close(fd)
 
     def _parent_died(self) -> None:
         self._tell(PARENT_DEATH)
@@ -215,12 +217,11 @@ class Lifeline:
             signal.raise_signal(number)
 
     def _tell(self, reason: str) -> None:
-        if self.reason is None:
-            self.reason = reason
-            try:
-                os.eventfd_write(self._told_fd, 1)
-            except OSError:  # the body ended in this very moment and took the descriptor along
-                return
+        with self._telling:
+            if self.reason is None:
+                self.reason = reason
+                if self._told_fd >= 0:
+                    os.eventfd_write(self._told_fd, 1)
 
 
 def on_parent_death(callback: Callable[[], None]) -> Callable[[], None]:
