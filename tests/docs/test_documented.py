@@ -1,0 +1,182 @@
+"""What people can type, get or catch is documented, and what the docs link to is there.
+
+Names are read from the code, never listed here: a new verb, state, event or error fails until a page in
+``docs/reference`` shows it as code.
+"""
+
+import importlib
+import inspect
+import itertools
+import pkgutil
+import re
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+import typer.main
+from markdown_it import MarkdownIt
+
+import tidelock
+import tidelock.child
+import tidelock.errors
+import tidelock.model
+from support.repo_examples import PAGES, ROOT
+
+REFERENCE = ROOT / "docs" / "reference"
+
+
+def code_in(*pages: Path) -> set[str]:
+    """Every identifier-like word that these pages show as code, in a span or in a block."""
+    words: set[str] = set()
+    for page in pages:
+        for token in MarkdownIt().enable("table").parse(page.read_text()):
+            inline = [child.content for child in token.children or () if child.type == "code_inline"]
+            for text in [token.content, *inline] if token.type == "fence" else inline:
+                words.update(re.findall(r"[A-Za-z_][\w-]*", text))
+    return words
+
+
+def public_names(module: str) -> list[str]:
+    """The names of a module that has an ``__all__``; a module without one publishes nothing."""
+    return [name for name in getattr(importlib.import_module(module), "__all__", ()) if not name.startswith("__")]
+
+
+def public_modules() -> list[str]:
+    """The modules that users import by name."""
+    known = {module.name for module in pkgutil.walk_packages(tidelock.__path__, "tidelock.")}
+    wanted = ("tidelock.child", "tidelock.client", "tidelock.testing", "tidelock.satellites", "tidelock.feed")
+    return ["tidelock", *(module for module in wanted if module in known)]
+
+
+def missing(names: list[str], *pages: Path) -> list[str]:
+    """The names that no page shows as code."""
+    documented = code_in(*pages)
+    return [name for name in names if name not in documented]
+
+
+@pytest.mark.parametrize("module", public_modules())
+def test_public_names_are_documented(module: str) -> None:
+    """Each name in a public module's ``__all__`` appears in the reference."""
+    assert not missing(public_names(module), *REFERENCE.rglob("*.md"))
+
+
+@pytest.mark.parametrize("deck", ["Deck", "AsyncDeck"])
+def test_the_verbs_of_the_deck_are_documented(deck: str) -> None:
+    """Each public method and property of both decks appears in the library reference."""
+    members = [name for name, _ in inspect.getmembers(getattr(tidelock, deck)) if not name.startswith("_")]
+
+    assert not missing(members, REFERENCE / "library.md")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["WorkerSpec", "Restart", "Stop", "Log", "Limits", "Health", "Secret", "WorkerStatus", "Event"],
+)
+def test_the_fields_of_the_values_are_documented(value: str) -> None:
+    """Each field of each value appears in the reference of specs and of states."""
+    fields = [field.name for field in msgspec.structs.fields(getattr(tidelock.model, value))]
+
+    assert not missing(fields, REFERENCE / "spec.md", REFERENCE / "events-and-states.md")
+
+
+def test_states_and_events_are_documented() -> None:
+    """Each state, event kind and containment strength appears in its reference page."""
+    kinds = [str(member) for kind in (tidelock.model.State, tidelock.model.EventKind) for member in kind]
+    strengths = [str(member) for member in tidelock.model.Containment]
+
+    assert not missing(kinds + strengths, REFERENCE / "events-and-states.md")
+
+
+def test_errors_are_documented_with_the_sentence_of_their_docstring() -> None:
+    """The error reference shows each class, and the tree in ``errors.py`` shows each one too."""
+    classes = [
+        name
+        for name, member in inspect.getmembers(tidelock.errors, inspect.isclass)
+        if issubclass(member, tidelock.errors.TidelockError)
+    ]
+    tree = tidelock.errors.__doc__ or ""
+
+    assert not missing(classes, REFERENCE / "errors.md")
+    assert not [name for name in classes if name not in tree]
+
+
+def test_the_environment_of_a_worker_is_documented() -> None:
+    """Each variable that we write into a worker appears in the library or spec reference."""
+    names = [value for name, value in vars(tidelock.child).items() if name.endswith("_ENV") and isinstance(value, str)]
+
+    assert names
+    assert not missing(names, *REFERENCE.rglob("*.md"))
+
+
+def test_the_verbs_of_the_command_line_are_documented() -> None:
+    """Each verb, also of a group such as ``feed``, has its heading in the reference; each option is shown."""
+    page = (REFERENCE / "cli.md").read_text()
+    headings = " ".join(line for line in page.splitlines() if line.startswith("#"))
+
+    undocumented = []
+    for path, command in _commands(_command_line()):
+        if not re.search(rf"(?<![\w-]){re.escape(path[-1])}(?![\w-])", headings):
+            undocumented.append(" ".join(path))
+        undocumented += [
+            f"{' '.join(path)} {option}"
+            for parameter in command.params
+            if isinstance(parameter, click.Option) and not parameter.hidden
+            for option in parameter.opts[:1]
+            if option not in {"--help", "--install-completion", "--show-completion"} and option not in page
+        ]
+    assert not undocumented
+
+
+def _command_line() -> click.Command:
+    cli = importlib.import_module("tidelock.cli")
+    app = getattr(cli, "app", None)
+    return app if isinstance(app, click.Command) else typer.main.get_command(app)
+
+
+def _commands(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], click.Command]]:
+    found = [(path, command)] if path else []
+    for name, inner in getattr(command, "commands", {}).items():
+        if not inner.hidden:
+            found += _commands(inner, (*path, name))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """A relative link or image names a file of the repository, and its anchor a heading there."""
+    broken = []
+    for target in _link_targets(page):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (page.parent / file).resolve() if file else page
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in _anchors(there)):
+            broken.append(target)
+    assert not broken
+
+
+def _link_targets(page: Path) -> list[str]:
+    tokens = MarkdownIt().enable("table").parse(page.read_text())
+    targets = [
+        str(child.attrs.get("href") or child.attrs.get("src"))
+        for token in tokens
+        for child in token.children or ()
+        if child.type in {"link_open", "image"}
+    ]
+    html = "".join(t.content for token in tokens for t in (token, *(token.children or ())) if t.type.startswith("html"))
+    return targets + re.findall(r'(?:src|href|srcset)="([^"]+)"', html)
+
+
+def _anchors(page: Path) -> set[str]:
+    tokens = MarkdownIt().parse(page.read_text())
+    titles = [after.content for token, after in itertools.pairwise(tokens) if token.type == "heading_open"]
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", title).lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    """docs/index.md leads to every page, so none is written and then forgotten."""
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / target.partition("#")[0]).resolve() for target in _link_targets(index)}
+
+    assert not [str(page.relative_to(ROOT)) for page in PAGES if page.parent != ROOT and page not in {*linked, index}]
