@@ -99,7 +99,8 @@ class Lifeline:
         self._signals = signals
         self._linger_seconds = linger_seconds
         self._told_fd = -1
-        self._telling = _thread.allocate_lock()  # a closed descriptor's number may already be another file's
+        self._telling = _thread.allocate_lock()  # between the watching thread and the end; no handler takes it
+        self._over = False
         self._watch: _Watch | None = None
         self._earlier: dict[signal.Signals, Any] = {}
         self._body: _Body | None = None  # of an async with
@@ -175,24 +176,31 @@ class Lifeline:
             self._watch = _Watch(fd, self._parent_died, self._linger_seconds)
 
     def _close(self) -> None:
+        with self._telling:  # from here on the watching thread neither writes nor signals
+            self._over = True
+            fd, self._told_fd = self._told_fd, -1
+            if fd >= 0:
+                os.close(fd)
+        # Its last signal may be on the way. It is delivered at the end of a system call, and must find our handler
+        # in place, not the default action that would end the process in the middle of its farewell.
+        signal.sigpending()
         for number, handler in self._earlier.items():
             # A handler that the body put in place is the program's wish; so is one that Python cannot name.
             if handler is not None and signal.getsignal(number) == self._signalled:
                 signal.signal(number, handler)
         if self._watch is not None:
             self._watch.end()
-        with self._telling:
-            fd, self._told_fd = self._told_fd, -1
-            if fd >= 0:
-                os.close(fd)
 
     def _parent_died(self) -> None:
-        self._tell(PARENT_DEATH)
-        if self._body is not None:
-            self._body.cancel_soon()
-        elif self._main_thread is not None:
-            # A signal to that very thread also ends the system call it waits in: the handler raises (PEP 475).
-            signal.pthread_kill(self._main_thread, signal.SIGTERM)
+        with self._telling:
+            if self._over:
+                return
+            self._tell(PARENT_DEATH)
+            if self._body is not None:
+                self._body.cancel_soon()
+            elif self._in_body and self._main_thread is not None:
+                # A signal to that very thread also ends the system call it waits in: the handler raises (PEP 475).
+                signal.pthread_kill(self._main_thread, signal.SIGTERM)
 
     def _signalled(self, number: int, _frame: FrameType | None) -> None:
         if not self._signals and not self.closed:
@@ -217,11 +225,9 @@ class Lifeline:
             signal.raise_signal(number)
 
     def _tell(self, reason: str) -> None:
-        with self._telling:
-            if self.reason is None:
-                self.reason = reason
-                if self._told_fd >= 0:
-                    os.eventfd_write(self._told_fd, 1)
+        self.reason = self.reason or reason
+        if self._told_fd >= 0:
+            os.eventfd_write(self._told_fd, 1)
 
 
 def on_parent_death(callback: Callable[[], None]) -> Callable[[], None]:
