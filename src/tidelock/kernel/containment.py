@@ -1,0 +1,383 @@
+"""All processes of one worker's tree: finding them, signalling them, proving that none is left.
+
+Three strengths, reported as they are:
+
+- ``cgroup``: the worker has a cgroup v2 directory of its own. Whatever it forks stays inside, whatever it calls
+  itself, and ``cgroup.kill`` ends all of it at once. The directory is on disk, so it outlives the owner.
+- ``cookie``: every process of the tree inherits the random ``TIDELOCK_COOKIE`` of this start in its environment,
+  and the descriptor of the worker's lock. One pass over /proc finds the cookie; a process that cleared its
+  environment is still found as a holder of the lock.
+- ``group``: /proc does not show us environments; only the process group of the leader is known.
+
+Group signals go through ``PIDFD_SIGNAL_PROCESS_GROUP`` (6.9), which names the group by the kernel's own object;
+below that a member is verified first. A bare number is never signalled.
+
+See cgroups(7), ``Documentation/admin-guide/cgroup-v2.rst``, proc_pid_environ(5).
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from tidelock.child import COOKIE_ENV
+from tidelock.errors import KernelError, LimitUnavailable, ProcessGone
+from tidelock.kernel import flock
+from tidelock.kernel import identity as ids
+from tidelock.model import Containment, Cookie, Identity, Limits
+
+_COOKIE_KEY: Final = f"{COOKIE_ENV}=".encode()
+_CPU_PERIOD_MICROSECONDS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """What we know of one worker's tree: enough to find it, signal it and prove it gone."""
+
+    name: str
+    cookie: Cookie
+    lock_path: Path
+    identity: Identity | None = None
+    cgroup: Path | None = None
+
+    @property
+    def strength(self) -> Containment:
+        """How strongly this tree can be found and ended."""
+        if self.cgroup is not None:
+            return Containment.CGROUP
+        return Containment.COOKIE if environments_are_readable() else Containment.GROUP
+
+
+def new_cookie() -> Cookie:
+    """The random id of one start of one worker."""
+    return Cookie(secrets.token_hex(16))
+
+
+# --- finding ----------------------------------------------------------------------------------------------------
+
+
+def members(trees: Sequence[Tree]) -> dict[Cookie, list[int]]:
+    """The live pids of each tree, by its cookie; at most one pass over /proc for all of them.
+
+    A pid in the answer is a claim about now: open its pidfd and :func:`belongs` before you signal it.
+    """
+    found: dict[Cookie, set[int]] = {tree.cookie: set() for tree in trees}
+    to_scan: list[Tree] = []
+    for tree in trees:
+        if tree.cgroup is not None and (pids := _cgroup_pids(tree.cgroup)) is not None:
+            found[tree.cookie].update(pids)
+        else:
+            to_scan.append(tree)
+    if to_scan:
+        for cookie, pids in cookie_scan({tree.cookie for tree in to_scan}).items():
+            found[cookie].update(pids)
+    for tree in trees:
+        # A lock that is held by nobody we found: somebody cleared its environment or left the cgroup.
+        if not found[tree.cookie] and flock.is_held(tree.lock_path):
+            found[tree.cookie].update(flock.holders(tree.lock_path))
+    return {cookie: sorted(pids) for cookie, pids in found.items()}
+
+
+def cookie_scan(cookies: Iterable[Cookie] | None = None) -> dict[Cookie, list[int]]:
+    """The live pids that carry each cookie in their environment; of every cookie if none is named.
+
+    A child between vfork and exec still shows its parent's environment (the memory is shared), so a scan
+    that must not miss anything is repeated while the worker's lock is held.
+    """
+    wanted = None if cookies is None else set(cookies)
+    found: dict[Cookie, list[int]] = {cookie: [] for cookie in wanted or ()}
+    own = os.getpid()
+    for pid in flock.all_pids():
+        if pid == own:
+            continue
+        cookie = cookie_of(pid)
+        if cookie is not None and (wanted is None or cookie in wanted):
+            found.setdefault(cookie, []).append(pid)
+    return found
+
+
+def cookie_of(pid: int) -> Cookie | None:
+    """The cookie in a process's environment; None if there is none, it is a zombie, or it is hidden from us."""
+    try:
+        environ = ids.read_proc(pid, "environ")
+    except KernelError:
+        return None
+    start = 0 if environ.startswith(_COOKIE_KEY) else environ.find(b"\0" + _COOKIE_KEY) + 1
+    if start == 0 and not environ.startswith(_COOKIE_KEY):
+        return None
+    value = environ[start + len(_COOKIE_KEY) :]
+    return Cookie(value.partition(b"\0")[0].decode("ascii", "replace"))
+
+
+def belongs(tree: Tree, pid: int) -> bool:
+    """Is the process that has this pid now one of the tree? Ask after its pidfd was opened."""
+    if tree.identity is not None and tree.identity.pid == pid:
+        with contextlib.suppress(KernelError):
+            return ids.read_stat(pid).start_ticks == tree.identity.start_ticks
+        return False
+    if tree.cgroup is not None and (pids := _cgroup_pids(tree.cgroup)) is not None and pid in pids:
+        return True
+    return cookie_of(pid) == tree.cookie or pid in flock.holders(tree.lock_path)
+
+
+def is_gone(tree: Tree, found: Sequence[int] | None = None) -> bool:
+    """Is every process of the tree proven gone: lock free, identity dead, cgroup or cookie scan empty?
+
+    ``found`` is the answer of :func:`members` for this tree if the caller has just asked.
+    """
+    if tree.identity is not None and ids.answer(tree.identity) is not ids.Answer.DIFFERENT:
+        return False
+    if flock.is_held(tree.lock_path):
+        return False
+    return not (members([tree])[tree.cookie] if found is None else found)
+
+
+@cache
+def environments_are_readable() -> bool:
+    """Can cookies be seen at all? Without our own environment in /proc there is no scan."""
+    try:
+        ids.read_proc(os.getpid(), "environ")
+    except KernelError:
+        return False
+    return True
+
+
+# --- signalling -------------------------------------------------------------------------------------------------
+
+
+def signal_tree(tree: Tree, leader_pidfd: int | None, pids: Sequence[int], *numbers: int) -> None:
+    """Send signals, in order, to the leader's group and to every member outside it.
+
+    SIGKILL goes through ``cgroup.kill`` as well, which leaves no time to fork.
+    """
+    if signal.SIGKILL in numbers and tree.cgroup is not None:
+        kill_cgroup(tree.cgroup)
+    if leader_pidfd is not None:
+        for number in numbers:
+            _signal_group(tree, leader_pidfd, pids, number)
+    for pid in pids:
+        if tree.identity is None or leader_pidfd is None or pid != tree.identity.pid:
+            _signal_member(tree, pid, numbers, group_was_reached=leader_pidfd is not None)
+
+
+def _signal_member(tree: Tree, pid: int, numbers: Sequence[int], *, group_was_reached: bool) -> None:
+    """Signal one process if it is of the tree and was not reached with its group; strangers are left alone."""
+    try:
+        pidfd = ids.open_pidfd(pid)
+    except ProcessGone:
+        return
+    try:
+        if not belongs(tree, pid) or not ids.is_alive(pidfd):
+            return
+        in_group = tree.identity is not None and ids.read_stat(pid).pgrp == tree.identity.pid
+        if group_was_reached and in_group and ids.has_group_signal():
+            return
+        for number in numbers:
+            ids.send_signal(pidfd, number)
+    except ProcessGone:
+        return
+    finally:
+        os.close(pidfd)
+
+
+def _signal_group(tree: Tree, leader_pidfd: int, pids: Sequence[int], number: int) -> None:
+    if ids.has_group_signal():
+        ids.send_group_signal(leader_pidfd, number)
+        return
+    # Below 6.9. The number of a group stays reserved while it has members, so a verified live member of the
+    # tree in that group proves that the number is still ours.
+    group = tree.identity.pid if tree.identity is not None else None
+    for pid in pids:
+        with contextlib.suppress(KernelError):
+            if group is not None and ids.read_stat(pid).pgrp == group and belongs(tree, pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, number)
+                return
+    ids.send_signal(leader_pidfd, number)
+
+
+# --- cgroups ----------------------------------------------------------------------------------------------------
+
+
+def cgroup_home() -> Path | None:
+    """The cgroup v2 directory under which we may make our own, or None; tried once by making one."""
+    mount = _cgroup2_mount()
+    if mount is None:
+        return None
+    own = "/"
+    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:  # noqa: PTH123
+        for line in file:
+            if line.startswith("0::"):
+                own = line.rstrip("\n")[3:]
+    home = mount / own.lstrip("/")
+    probe = home / f"tidelock-probe-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        probe.mkdir()
+    except OSError:  # not root and not delegated, read-only, or a container without its own cgroup
+        return None
+    try:
+        usable = (probe / "cgroup.kill").exists() and os.access(home / "cgroup.procs", os.W_OK)
+    finally:
+        with contextlib.suppress(OSError):
+            probe.rmdir()
+    return home if usable else None
+
+
+def make_cgroup(path: Path) -> bool:
+    """Make a worker's directory (and its deck's); False if the kernel refuses, which costs only strength."""
+    try:
+        os.mkdir(path)  # noqa: PTH102 - one system call on the way of every start
+    except FileExistsError:
+        return True
+    except FileNotFoundError:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return False
+    except OSError:
+        return False
+    return True
+
+
+def enter_cgroup(path: Path, pid: int) -> bool:
+    """Move a process, which the caller knows to be its own, into the cgroup; False if it is gone or refused.
+
+    The kernel takes a lock for this that costs a grace period of RCU (8-15 ms when idle, seen on 6.18; 75 µs
+    when moves follow each other), so callers do it off the path of a start.
+    """
+    try:
+        fd = os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.write(fd, str(pid).encode())
+    except OSError:  # ESRCH: it ended; EBUSY, EOPNOTSUPP, EACCES: the cgroup does not take processes
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def gather_into_cgroup(tree: Tree, path: Path) -> bool:
+    """Move the whole tree into its cgroup: the leader first, then whatever it forked before it was inside.
+
+    A child inherits the cgroup of its parent, so once a pass finds nobody outside, nobody can get outside.
+    """
+    if tree.identity is None or not enter_cgroup(path, tree.identity.pid):
+        return False
+    inside = set(_cgroup_pids(path) or ())
+    for _ in range(16):
+        outside = [pid for pid in _descendants(tree.identity.pid) if pid not in inside]
+        if not outside:
+            return True
+        for pid in outside:
+            enter_cgroup(path, pid)
+        inside = set(_cgroup_pids(path) or ())
+    return False
+
+
+def kill_cgroup(path: Path) -> None:
+    """End everything inside with SIGKILL, at once."""
+    try:
+        fd = os.open(path / "cgroup.kill", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:  # gone already, or below 5.14: the signals to the members remain
+        return
+    try:
+        os.write(fd, b"1")
+    except OSError:
+        return
+    finally:
+        os.close(fd)
+
+
+def remove_cgroup(path: Path) -> None:
+    """Remove an empty directory; a busy one stays and is removed with the next stop."""
+    with contextlib.suppress(OSError):
+        path.rmdir()
+
+
+def apply_cgroup_limits(path: Path, limits: Limits) -> None:
+    """Write memory, CPU and pids limits, or refuse by name with :class:`LimitUnavailable`."""
+    for field, controller, file, value in _cgroup_limits(limits):
+        _enable(path.parent.parent, controller)
+        _enable(path.parent, controller)
+        try:
+            (path / file).write_text(value, encoding="ascii")
+        except OSError as err:
+            raise LimitUnavailable(
+                f"limits.{field}",
+                getattr(limits, field),
+                f"nothing on this machine: the cgroup v2 controller {controller!r} is not available in {path.parent} "
+                f"({errno.errorcode.get(err.errno or 0, '?')}); leave the limit out, or delegate the controller",
+            ) from err
+
+
+def needs_cgroup(limits: Limits) -> bool:
+    """Does any of these limits need a cgroup controller?"""
+    return bool(_cgroup_limits(limits))
+
+
+def _cgroup_limits(limits: Limits) -> list[tuple[str, str, str, str]]:
+    wanted: list[tuple[str, str, str, str]] = []
+    if limits.memory_bytes is not None:
+        wanted.append(("memory_bytes", "memory", "memory.max", str(limits.memory_bytes)))
+    if limits.cpu_percent is not None:
+        quota = max(1000, int(limits.cpu_percent / 100 * _CPU_PERIOD_MICROSECONDS))
+        wanted.append(("cpu_percent", "cpu", "cpu.max", f"{quota} {_CPU_PERIOD_MICROSECONDS}"))
+    if limits.pids is not None:
+        wanted.append(("pids", "pids", "pids.max", str(limits.pids)))
+    return wanted
+
+
+def _enable(directory: Path, controller: str) -> None:
+    # Refused where the controller is not delegated or processes sit in the directory; the write of the limit
+    # itself then fails and is reported.
+    with contextlib.suppress(OSError):
+        (directory / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
+
+
+@cache
+def _cgroup2_mount() -> Path | None:
+    with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as file:  # noqa: PTH123
+        for line in file:
+            before, _, after = line.partition(" - ")
+            if after.startswith("cgroup2 "):
+                return Path(before.split()[4].encode().decode("unicode_escape"))
+    return None
+
+
+def _cgroup_pids(path: Path) -> list[int] | None:
+    """The pids inside, zombies excluded by the kernel; None if the directory does not exist."""
+    try:
+        fd = os.open(path / "cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        content = b""
+        while piece := os.read(fd, 65536):
+            content += piece
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return [int(word) for word in content.split()]
+
+
+def _descendants(pid: int) -> list[int]:
+    """Children, their children and so on, as the kernel lists them now."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        parent = waiting.pop()
+        with contextlib.suppress(OSError, KernelError):
+            for task in os.listdir(f"/proc/{parent}/task"):  # noqa: PTH208 - names are all we want
+                for word in ids.read_proc(parent, f"task/{task}/children").split():
+                    found.append(int(word))
+                    waiting.append(int(word))
+    return found

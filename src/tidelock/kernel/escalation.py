@@ -1,0 +1,260 @@
+"""Ask, wait for the fact, then insist: SIGTERM and SIGCONT, the grace, SIGKILL, proof.
+
+An :class:`Escalation` ends any number of trees at once, each with its own signal and grace, all of them in one
+wait: its descriptor is readable when one of the awaited processes ended. Whoever drives it (the guardian with
+:meth:`Escalation.run`, the deck from its loop) waits for that descriptor or the next deadline and calls
+:meth:`Escalation.advance`. A tree is done only when it is proven gone (:func:`containment.is_gone`).
+
+A stopped process acts on SIGTERM only once continued (POSIX, "Signal Concepts"), so SIGCONT follows.
+Children that were forked while we signalled are found by looking again, until a look finds nobody.
+"""
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from time import monotonic
+from typing import Final, Self
+
+from tidelock.errors import KernelError, ProcessGone
+from tidelock.kernel import containment
+from tidelock.kernel import identity as ids
+from tidelock.kernel.containment import Tree
+
+KILL_PATIENCE_SECONDS: Final = 10.0
+"""How long after SIGKILL a tree may take to be gone before we report survivors (a process in D state)."""
+
+# Somebody holds the lock whom /proc does not show (another pid namespace): there is no descriptor to wait for,
+# so this is the one place that has to look again by time.
+_UNSEEN_HOLDER_SECONDS: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One tree to be ended, and how. ``leader_pidfd`` stays the caller's; None opens a verified one."""
+
+    tree: Tree
+    leader_pidfd: int | None = None
+    signal_number: int = signal.SIGTERM
+    grace_seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """A process that was still there when the grace was over."""
+
+    pid: int
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one tree ended: proven gone or not, who needed SIGKILL, who survived even that."""
+
+    gone: bool
+    killed: tuple[Survivor, ...] = ()
+    survivors: tuple[Survivor, ...] = ()
+
+
+class _Phase(Enum):
+    ASKED = auto()
+    KILLED = auto()
+
+
+@dataclass(slots=True)
+class _Course:
+    """One subject on its way."""
+
+    subject: Subject
+    leader_pidfd: int | None
+    owns_leader_pidfd: bool
+    phase: _Phase
+    deadline: float
+    awaited: dict[int, int] = field(default_factory=dict)  # pidfd -> pid
+    killed: tuple[Survivor, ...] = ()
+    look_again_at: float | None = None
+
+
+class Escalation:
+    """Ends many trees together. Use as a context manager, or call :meth:`close`."""
+
+    def __init__(self, subjects: Sequence[Subject], *, now: Callable[[], float] = monotonic) -> None:
+        self._now = now
+        self._epoll = select.epoll()
+        self._courses: dict[str, _Course] = {}
+        self._by_pidfd: dict[int, _Course] = {}
+        self.outcomes: dict[str, Outcome] = {}
+        self._subjects = list(subjects)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        """Readable when a process that we wait for ended."""
+        return self._epoll.fileno()
+
+    @property
+    def done(self) -> bool:
+        """Has every subject an outcome?"""
+        return not self._courses
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`advance` must be called though nothing ended, on the clock that was handed in."""
+        times = [course.deadline for course in self._courses.values()]
+        times += [course.look_again_at for course in self._courses.values() if course.look_again_at is not None]
+        return min(times, default=None)
+
+    def begin(self) -> None:
+        """Send the first signals and note whom we wait for."""
+        now = self._now()
+        found = containment.members([subject.tree for subject in self._subjects])
+        for subject in self._subjects:
+            leader, owned = _leader(subject)
+            course = _Course(subject, leader, owned, _Phase.ASKED, now + subject.grace_seconds)
+            self._courses[subject.tree.name] = course
+            pids = found[subject.tree.cookie]
+            if leader is not None or pids:
+                self._send(course, pids, subject.signal_number, signal.SIGCONT)
+            self._await(course, pids)
+        self._settle([course for course in self._courses.values() if not course.awaited])
+        self._escalate_overdue()
+
+    def advance(self) -> None:
+        """Take note of who ended, prove trees gone, and kill what is over its grace."""
+        touched: dict[str, _Course] = {}
+        for pidfd, _ in self._epoll.poll(0, max(1, len(self._by_pidfd))):
+            course = self._by_pidfd[pidfd]
+            self._forget(course, pidfd)
+            touched[course.subject.tree.name] = course
+        now = self._now()
+        touched |= {
+            name: course
+            for name, course in self._courses.items()
+            if course.look_again_at is not None and course.look_again_at <= now
+        }
+        self._settle([course for course in touched.values() if not course.awaited])
+        self._escalate_overdue()
+
+    def run(self) -> dict[str, Outcome]:
+        """Drive it here until every subject has an outcome."""
+        self.begin()
+        while not self.done:
+            deadline = self.next_deadline()
+            wait = None if deadline is None else max(0.0, deadline - self._now())
+            select.select([self._epoll], [], [], wait)
+            self.advance()
+        return self.outcomes
+
+    def close(self) -> None:
+        """Let go of every descriptor of ours."""
+        for course in list(self._courses.values()):
+            self._drop(course)
+        self._courses.clear()
+        self._epoll.close()
+
+    def _settle(self, courses: Sequence[_Course]) -> None:
+        """Look again at trees of which nobody awaited is left: proven gone, or somebody new to end."""
+        if not courses:
+            return
+        found = containment.members([course.subject.tree for course in courses])
+        for course in courses:
+            tree = course.subject.tree
+            pids = found[tree.cookie]
+            self._await(course, pids)
+            course.look_again_at = None
+            if course.awaited:
+                number = signal.SIGKILL if course.phase is _Phase.KILLED else course.subject.signal_number
+                self._send(course, pids, number, signal.SIGCONT)
+            elif containment.is_gone(tree, ()):
+                self._finish(course, Outcome(gone=True, killed=course.killed))
+            else:
+                course.look_again_at = self._now() + _UNSEEN_HOLDER_SECONDS
+
+    def _escalate_overdue(self) -> None:
+        now = self._now()
+        overdue = [course for course in self._courses.values() if course.deadline <= now]
+        if not overdue:
+            return
+        found = containment.members([course.subject.tree for course in overdue])
+        for course in overdue:
+            pids = found[course.subject.tree.cookie]
+            survivors = tuple(Survivor(pid, ids.command_line(pid)) for pid in pids)
+            if course.phase is _Phase.KILLED:
+                if not pids and containment.is_gone(course.subject.tree, ()):
+                    self._finish(course, Outcome(gone=True, killed=course.killed))
+                else:
+                    self._finish(course, Outcome(gone=False, killed=course.killed, survivors=survivors))
+                continue
+            course.phase = _Phase.KILLED
+            course.deadline = now + KILL_PATIENCE_SECONDS
+            course.killed = survivors
+            self._send(course, pids, signal.SIGKILL)
+            self._await(course, pids)
+        self._settle([course for course in overdue if course.subject.tree.name in self._courses and not course.awaited])
+
+    def _send(self, course: _Course, pids: Sequence[int], *numbers: int) -> None:
+        # EPERM: a member changed its user (a setuid program). The others are signalled; the proof will tell.
+        with contextlib.suppress(KernelError):
+            containment.signal_tree(course.subject.tree, course.leader_pidfd, pids, *numbers)
+
+    def _await(self, course: _Course, pids: Sequence[int]) -> None:
+        """Wait for the leader and for each member that is alive now."""
+        known = set(course.awaited.values())
+        tree = course.subject.tree
+        leader_pid = tree.identity.pid if tree.identity is not None else None
+        if course.leader_pidfd is not None and leader_pid is not None and leader_pid not in known:
+            # A copy: the caller's descriptor may sit in the caller's own epoll.
+            self._add(course, os.dup(course.leader_pidfd), leader_pid)
+        for pid in pids:
+            if pid == leader_pid and course.leader_pidfd is not None:
+                continue
+            if pid not in known:
+                with contextlib.suppress(ProcessGone):
+                    self._add(course, ids.open_pidfd(pid), pid)
+
+    def _add(self, course: _Course, pidfd: int, pid: int) -> None:
+        if ids.is_readable(pidfd):
+            os.close(pidfd)
+            return
+        self._epoll.register(pidfd, select.EPOLLIN)
+        course.awaited[pidfd] = pid
+        self._by_pidfd[pidfd] = course
+
+    def _forget(self, course: _Course, pidfd: int) -> None:
+        self._epoll.unregister(pidfd)
+        del course.awaited[pidfd], self._by_pidfd[pidfd]
+        os.close(pidfd)
+
+    def _drop(self, course: _Course) -> None:
+        for pidfd in list(course.awaited):
+            self._forget(course, pidfd)
+        if course.owns_leader_pidfd and course.leader_pidfd is not None:
+            os.close(course.leader_pidfd)
+
+    def _finish(self, course: _Course, outcome: Outcome) -> None:
+        self._drop(course)
+        name = course.subject.tree.name
+        del self._courses[name]
+        self.outcomes[name] = outcome
+
+
+def stop_trees(subjects: Sequence[Subject]) -> dict[str, Outcome]:
+    """End all of them in one go and return how each ended, by the tree's name."""
+    with Escalation(subjects) as escalation:
+        return escalation.run()
+
+
+def _leader(subject: Subject) -> tuple[int | None, bool]:
+    """The leader's pidfd and whether it is ours to close; None if it is dead or cannot be verified."""
+    if subject.leader_pidfd is not None or subject.tree.identity is None:
+        return subject.leader_pidfd, False
+    try:
+        return ids.open_verified(subject.tree.identity), True
+    except KernelError:
+        return None, False

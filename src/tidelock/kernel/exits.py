@@ -1,0 +1,74 @@
+"""How a process ended, whether or not it was our child.
+
+Our own children wait for us as zombies: ``waitid(P_PIDFD)`` reads their status, with ``WNOWAIT`` without
+reaping them, so that their pid, session and group numbers stay reserved until their tree is gone.
+
+A process that was adopted is reaped by somebody else. Since Linux 6.15 its pidfd still tells the status
+afterwards (``PIDFD_GET_INFO`` with ``PIDFD_INFO_EXIT``), if the pidfd was open before; the pidfd reports
+hang-up once that has happened. Anything else is :class:`tidelock.model.UnknownExit`: a value of its own, never
+mistaken for success or failure.
+"""
+
+import errno
+import fcntl
+import os
+import struct
+from typing import Final
+
+from tidelock.model import Exit, Exited, Killed, UnknownExit
+
+# struct pidfd_info, first version: mask, cgroupid, eleven ids, exit_code (linux/pidfd.h).
+_INFO: Final = struct.Struct("<QQ11Ii")
+_PIDFD_GET_INFO: Final = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
+_PIDFD_INFO_EXIT: Final = 1 << 3
+
+
+def peek_child(pidfd: int) -> Exit | None:
+    """How our child ended, leaving it a zombie; None while it lives; unknown if it was not our child."""
+    return _waited(pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+
+
+def reap_child(pidfd: int) -> Exit | None:
+    """How our child ended, releasing its pid; None while it lives; unknown if somebody else reaped it."""
+    return _waited(pidfd, os.WEXITED | os.WNOHANG)
+
+
+def is_our_child(pidfd: int) -> bool:
+    """May we wait for it? False for adopted processes and for children that somebody else reaped."""
+    try:
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def told_by_pidfd(pidfd: int) -> Exit:
+    """How a reaped process ended, as its pidfd remembers (6.15); unknown if the kernel does not say."""
+    request = bytearray(_INFO.size)
+    struct.pack_into("<Q", request, 0, _PIDFD_INFO_EXIT)
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, request)
+    except OSError as err:
+        # ENOTTY/EINVAL: an older kernel. ESRCH: reaped before 6.15 could remember, or another pid namespace.
+        if err.errno in {errno.ENOTTY, errno.EINVAL, errno.ESRCH, errno.EOPNOTSUPP}:
+            return UnknownExit()
+        raise
+    mask, *_, status = _INFO.unpack(request)
+    return from_wait_status(status) if mask & _PIDFD_INFO_EXIT else UnknownExit()
+
+
+def from_wait_status(status: int) -> Exit:
+    """The value for a status as wait(2) packs it."""
+    code = os.waitstatus_to_exitcode(status)
+    return Killed(-code) if code < 0 else Exited(code)
+
+
+def _waited(pidfd: int, options: int) -> Exit | None:
+    try:
+        result = os.waitid(os.P_PIDFD, pidfd, options)
+    except ChildProcessError:
+        # Not our child, or the host ignores SIGCHLD and the kernel reaped it: the pidfd may still know.
+        return told_by_pidfd(pidfd)
+    if result is None:
+        return None
+    return Exited(result.si_status) if result.si_code == os.CLD_EXITED else Killed(result.si_status)

@@ -1,0 +1,105 @@
+"""One holder at a time, by the kernel's word.
+
+A flock(2) belongs to the open file description, not to a process: it is inherited over fork and exec, and is
+released when the last copy of the descriptor closes, whichever way its holders die. So a worker that carries
+the descriptor of its own lock file holds the lock for as long as any process of its tree lives.
+
+The file is never unlinked while somebody may hold it: a lock on an unlinked inode excludes nobody.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from tidelock.errors import KernelError, ResourceExhausted, StateDirRefused
+
+
+def take(path: Path) -> int | None:
+    """The descriptor that holds the lock now, or None if somebody else holds it."""
+    while True:
+        fd = _open(path)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as err:
+            os.close(fd)
+            if err.errno in {errno.EWOULDBLOCK, errno.EACCES}:  # held; some network file systems say EACCES
+                return None
+            raise KernelError(f"{path}: flock: {err.strerror} (errno {err.errno})") from err
+        # Between our open and our lock the file may have been removed with its worker; a lock on the old
+        # inode would exclude nobody.
+        try:
+            if os.path.samestat(os.fstat(fd), os.stat(path)):  # noqa: PTH116 - the raw call, for samestat
+                return fd
+        except FileNotFoundError:
+            pass
+        os.close(fd)
+
+
+def is_held(path: Path) -> bool:
+    """Does anybody hold the lock? A missing file is held by nobody."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError as err:
+        raise _translated(err, path) from err
+    try:
+        # A shared try would succeed beside other shared tries of ours and still fails against the holder.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as err:
+        if err.errno in {errno.EWOULDBLOCK, errno.EACCES}:
+            return True
+        raise KernelError(f"{path}: flock: {err.strerror} (errno {err.errno})") from err
+    finally:
+        os.close(fd)
+    return False
+
+
+def holders(path: Path) -> list[int]:
+    """The pids that carry the lock in a descriptor, found through /proc; empty if it is free or hidden from us.
+
+    A process that merely has the file open is not a holder: ``/proc/PID/fdinfo/FD`` shows the lock itself.
+    Looks at every descriptor of every process that we may look at, so ask only when it matters.
+    """
+    try:
+        wanted = os.stat(path)  # noqa: PTH116 - compared raw
+    except FileNotFoundError:
+        return []
+    name = os.path.realpath(path)
+    own = os.getpid()
+    return [pid for pid in all_pids() if pid != own and _carries(pid, name, wanted)]
+
+
+def all_pids() -> list[int]:
+    """Every pid that /proc shows us."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - names are all we want
+
+
+def _carries(pid: int, name: str, wanted: os.stat_result) -> bool:
+    # The process may end, or deny us, at any of these steps: then it is not a holder that we can see.
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - names are all we want
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{fd}") != name:  # noqa: PTH115 - one system call per descriptor
+                    continue
+                if not os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), wanted):  # noqa: PTH116
+                    continue
+                with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii", errors="replace") as info:  # noqa: PTH123
+                    if any(line.startswith("lock:") and "FLOCK" in line for line in info):
+                        return True
+    return False
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as err:
+        raise _translated(err, path) from err
+
+
+def _translated(err: OSError, path: Path) -> KernelError | StateDirRefused:
+    if err.errno in {errno.EMFILE, errno.ENFILE}:
+        return ResourceExhausted(f"{path}: {err.strerror}; raise the limit of open files (ulimit -n)")
+    return StateDirRefused(f"{path}: {err.strerror} (errno {err.errno})")
