@@ -35,6 +35,7 @@ _HOME = {
     "UnknownWorker": "tidelock.errors",
     "LockConflict": "tidelock.errors",
     "StopFailed": "tidelock.errors",
+    "WorkerFailed": "tidelock.errors",
     "DeckOwned": "tidelock.errors",
     "DeckClosed": "tidelock.errors",
 }
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     )
     from tidelock.errors import (
         UnknownWorker as UnknownWorker,
+        WorkerFailed as WorkerFailed,
     )
     from tidelock.model import (
         Containment as Containment,

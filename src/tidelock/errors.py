@@ -9,6 +9,7 @@
     │   └── LimitUnavailable    a limit was asked for that this machine cannot enforce
     ├── SpecChanged             the worker runs with another spec; pass replace=True
     ├── UnknownWorker           no worker of that name in this deck                         (also a LookupError)
+    ├── WorkerFailed            its breaker has tripped; a person has to look, then reset
     ├── LockConflict            somebody else holds the worker's lock; a second copy was not started
     ├── PortUnavailable         no free port could be given to the worker
     ├── StopFailed              parts of the tree survived SIGKILL (D state, or not ours to signal)
@@ -92,6 +93,14 @@ class UnknownWorker(TidelockError, LookupError):
         self.suggestions = suggestions
         hint = f"; did you mean {', '.join(map(repr, suggestions))}?" if suggestions else ""
         super().__init__(f"no worker {worker!r} in this deck{hint}")
+
+
+class WorkerFailed(TidelockError):
+    """The worker crashed too often; it waits for a person."""
+
+    def __init__(self, worker: str, why: str) -> None:
+        self.worker = worker
+        super().__init__(f"worker {worker!r} has failed ({why}); look at its log, then reset it to start it again")
 
 
 class LockConflict(TidelockError):

@@ -1,0 +1,8 @@
+"""What the deck noted down for its later selves: SQLite, and all SQL of the deck.
+
+The kernel is the truth; a record here says what was wanted and whom we believed to be running it.
+"""
+
+from tidelock.registry.store import Record, Registry, read_only
+
+__all__ = ["Record", "Registry", "read_only"]

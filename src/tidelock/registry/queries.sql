@@ -1,0 +1,36 @@
+-- Every statement on the deck's registry, by name. Read by tidelock.registry.store.
+
+-- name: get_meta
+SELECT value FROM meta WHERE key = :key;
+
+-- name: set_meta
+INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+
+-- name: all_workers
+SELECT name, spec, desired, phase, cookie, boot_id, pid, start_ticks, pidfd_inode, cgroup, proxy_lock, started_at, port,
+       exit, restarts, crashes, streak, crash_times, backoff_until, timers_boot_id, adopted, ready
+FROM workers ORDER BY name;
+
+-- name: save_worker
+REPLACE INTO workers (name, spec, desired, phase, cookie, boot_id, pid, start_ticks, pidfd_inode, cgroup, proxy_lock,
+                      started_at, port, exit, restarts, crashes, streak, crash_times, backoff_until, timers_boot_id,
+                      adopted, ready)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: delete_worker
+DELETE FROM workers WHERE name = :name;
+
+-- name: append_event
+INSERT INTO events (at, worker, kind, detail) VALUES (?, ?, ?, ?);
+
+-- name: events_after
+SELECT id, at, worker, kind, detail FROM events WHERE id > :after ORDER BY id LIMIT :limit;
+
+-- name: events_of_worker_after
+SELECT id, at, worker, kind, detail FROM events WHERE worker = :worker AND id > :after ORDER BY id LIMIT :limit;
+
+-- name: last_event_id
+SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
+
+-- name: forget_events_up_to
+DELETE FROM events WHERE id <= :id;

@@ -1,0 +1,405 @@
+"""The registry: one SQLite file in WAL mode, written by the owner alone, read by anybody.
+
+A commit survives the death of the process at any instruction (it is in the kernel's page cache); ``synchronous
+= NORMAL`` leaves out one fsync per commit, so a power cut may take back the last commits as a whole. After a power
+cut no worker is alive, so what is lost then is at most the wish to run one that was typed a moment before.
+
+Statements live in ``queries.sql``, the schema is the sum of ``migrations/*.sql`` and its version is SQLite's
+``user_version``. A file of a newer version is refused and left untouched. A file that is not a sound database is
+set aside under a name that tells so, and the deck begins a new one.
+"""
+
+import contextlib
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final, Literal, Self, TypeAlias
+
+import msgspec
+
+from tidelock.errors import RegistryError, RegistryTooNew, RegistryUnavailable
+from tidelock.model import Cookie, Event, EventKind, Exit, Identity, State, WorkerName, WorkerSpec
+
+Desired: TypeAlias = Literal["running", "stopped"]
+
+EVENTS_KEPT: Final = 100_000
+_PRUNE_EVERY: Final = 1_000
+_BUSY_SECONDS: Final = 5.0
+
+_decode_spec: Final = msgspec.json.Decoder(WorkerSpec).decode
+_decode_exit: Final = msgspec.json.Decoder(Exit).decode
+_decode_times: Final = msgspec.json.Decoder(tuple[float, ...]).decode
+_decode_detail: Final = msgspec.json.Decoder(dict[str, Any]).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One worker as noted down. Change it with :func:`msgspec.structs.replace` and save it."""
+
+    name: WorkerName
+    spec_json: bytes
+    desired: Desired
+    phase: State
+    cookie: Cookie
+    identity: Identity | None = None
+    cgroup: str | None = None
+    proxy_lock: bool = False
+    started_at: float | None = None
+    port: int | None = None
+    exit: Exit | None = None
+    restarts: int = 0
+    crashes: int = 0
+    streak: int = 0
+    crash_times: tuple[float, ...] = ()
+    backoff_until: float | None = None
+    timers_boot_id: str | None = None
+    adopted: bool = False
+    ready: bool = False
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """What to run, decoded; kept encoded because thousands of workers wait for years between two looks."""
+        return _decode_spec(self.spec_json)
+
+
+def encoded_spec(spec: WorkerSpec) -> bytes:
+    """The spec as it is stored: without the values of its secrets."""
+    return _encode(spec.without_secret_values())
+
+
+class Registry:
+    """The open registry. Not for several threads at once."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self.set_aside: Path | None = None
+        self._connection = connection
+        self._in_transaction = False
+        self._since_pruning = 0
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open or make the registry, bring its schema up to date, set a corrupt file aside."""
+        try:
+            return cls._open(path)
+        except _Corrupt as err:
+            aside = _set_aside(path)
+            registry = cls._open(path)
+            registry.set_aside = aside
+            registry.corruption = str(err)
+            return registry
+
+    corruption: str | None = None
+
+    @classmethod
+    def _open(cls, path: Path) -> Self:
+        with _translated(path):
+            connection = _connect(path)
+        try:
+            with _translated(path):
+                _refuse_newer(connection, path)
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = NORMAL")
+                _migrate(connection, path)
+                _check(connection)
+                os.chmod(path, 0o600)  # noqa: PTH101 - beside the other raw calls
+        except BaseException:
+            connection.close()
+            raise
+        return cls(path, connection)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All that is written inside is there together, or not at all; inside another one, a part of it."""
+        if self._in_transaction:
+            yield
+            return
+        with _translated(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+        self._in_transaction = True
+        try:
+            yield
+            with _translated(self.path):
+                self._connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            raise
+        finally:
+            self._in_transaction = False
+
+    def meta(self, key: str) -> str | None:
+        """One fact about the deck itself."""
+        with _translated(self.path):
+            row = self._connection.execute(_sql("get_meta"), {"key": key}).fetchone()
+        return None if row is None else row[0]
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Note one fact about the deck itself."""
+        with _translated(self.path):
+            self._connection.execute(_sql("set_meta"), {"key": key, "value": value})
+
+    def records(self) -> list[Record]:
+        """Every worker that is noted down."""
+        with _translated(self.path):
+            return [_record(row) for row in self._connection.execute(_sql("all_workers"))]
+
+    def save(self, record: Record) -> None:
+        """Note a worker down as it is in ``record``."""
+        identity = record.identity
+        with _translated(self.path):
+            self._connection.execute(
+                _sql("save_worker"),
+                (
+                    record.name,
+                    record.spec_json,
+                    record.desired,
+                    record.phase.value,
+                    record.cookie,
+                    identity.boot_id if identity else None,
+                    identity.pid if identity else None,
+                    identity.start_ticks if identity else None,
+                    identity.pidfd_inode if identity else None,
+                    record.cgroup,
+                    record.proxy_lock,
+                    record.started_at,
+                    record.port,
+                    None if record.exit is None else _encode(record.exit),
+                    record.restarts,
+                    record.crashes,
+                    record.streak,
+                    _encode(record.crash_times),
+                    record.backoff_until,
+                    record.timers_boot_id,
+                    record.adopted,
+                    record.ready,
+                ),
+            )
+
+    def delete(self, name: WorkerName) -> None:
+        """Forget a worker; its events stay."""
+        with _translated(self.path):
+            self._connection.execute(_sql("delete_worker"), {"name": name})
+
+    def append_event(self, at: float, worker: str | None, kind: EventKind, detail: dict[str, Any]) -> Event:
+        """Note down what happened; the id is the next one. Old events are forgotten beyond the number we keep."""
+        with _translated(self.path):
+            cursor = self._connection.execute(_sql("append_event"), (at, worker, kind.value, _encode(detail)))
+            event_id = cursor.lastrowid or 0
+            self._since_pruning += 1
+            if self._since_pruning >= _PRUNE_EVERY:
+                self._since_pruning = 0
+                self._connection.execute(_sql("forget_events_up_to"), {"id": event_id - EVENTS_KEPT})
+        return Event(event_id, datetime.fromtimestamp(at, UTC), worker, kind, detail)
+
+    def events(self, after: int = 0, limit: int | None = None, worker: str | None = None) -> list[Event]:
+        """What happened after an id, oldest first."""
+        name = "events_after" if worker is None else "events_of_worker_after"
+        bindings = {"after": after, "limit": -1 if limit is None else limit, "worker": worker}
+        if worker is None:
+            del bindings["worker"]
+        with _translated(self.path):
+            return [_event(row) for row in self._connection.execute(_sql(name), bindings)]
+
+    def last_event_id(self) -> int:
+        """The id of the newest event, 0 if nothing ever happened."""
+        with _translated(self.path):
+            return int(self._connection.execute(_sql("last_event_id")).fetchone()[0])
+
+
+def read_only(path: Path) -> Registry:
+    """The registry as somebody reads it who does not own the deck; writes nothing, refuses a newer schema."""
+    if not path.exists():
+        raise RegistryError(f"{path}: there is no registry here")
+    with _translated(path):
+        connection = _connect(path, "ro")
+    try:
+        with _translated(path):
+            _refuse_newer(connection, path)
+    except _Corrupt as err:
+        connection.close()
+        raise RegistryError(f"{path}: {err}; the next owner sets it aside and finds its workers again") from err
+    except BaseException:
+        connection.close()
+        raise
+    return Registry(path, connection)
+
+
+class _Corrupt(RegistryError):
+    """The file is not a sound database."""
+
+
+def _connect(path: Path, mode: str = "rwc") -> sqlite3.Connection:
+    # As a URI: '?' and '#' in a path are quoted by as_uri.
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        uri=True,
+        isolation_level=None,
+        timeout=_BUSY_SECONDS,
+        check_same_thread=False,
+        cached_statements=64,
+    )
+
+
+def _refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    newest = len(_migrations())
+    if version > newest:
+        raise RegistryTooNew(
+            f"{path}: written by a newer Tidelock (schema {version}, this one knows {newest}); "
+            f"it was left untouched: run the newer Tidelock"
+        )
+
+
+def _check(connection: sqlite3.Connection) -> None:
+    problem = connection.execute("PRAGMA quick_check('workers')").fetchone()[0]
+    if problem != "ok":
+        raise _Corrupt(problem)
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    scripts = _migrations()
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version == len(scripts):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        for number, script in enumerate(scripts[version:], start=version + 1):
+            for statement in _statements(script):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number}")
+        connection.execute("COMMIT")
+    except sqlite3.OperationalError as err:
+        connection.execute("ROLLBACK")
+        if "already exists" in str(err):
+            raise _Corrupt(f"tables without a version in {path.name}") from err
+        raise
+
+
+def _statements(script: str) -> list[str]:
+    statements, pending = [], ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            statements.append(pending)
+            pending = ""
+    return statements
+
+
+@cache
+def _migrations() -> tuple[str, ...]:
+    folder = files("tidelock.registry") / "migrations"
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    return tuple((folder / name).read_text(encoding="utf-8") for name in names)
+
+
+@cache
+def _sql(name: str) -> str:
+    return _queries()[name]
+
+
+@cache
+def _queries() -> dict[str, str]:
+    text = (files("tidelock.registry") / "queries.sql").read_text(encoding="utf-8")
+    queries: dict[str, str] = {}
+    for part in text.split("-- name: ")[1:]:
+        name, _, body = part.partition("\n")
+        queries[name.strip()] = body.strip().rstrip(";")
+    return queries
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    (
+        name,
+        spec,
+        desired,
+        phase,
+        cookie,
+        boot_id,
+        pid,
+        start_ticks,
+        pidfd_inode,
+        cgroup,
+        proxy,
+        started_at,
+        port,
+        end,
+    ) = row[:14]
+    (restarts, crashes, streak, crash_times, backoff_until, timers_boot_id, adopted, ready) = row[14:]
+    known = boot_id is not None and pid is not None and start_ticks is not None
+    return Record(
+        name=WorkerName(name),
+        spec_json=spec,
+        desired=desired,
+        phase=State(phase),
+        cookie=Cookie(cookie),
+        identity=Identity(boot_id, pid, start_ticks, pidfd_inode) if known else None,
+        cgroup=cgroup,
+        proxy_lock=bool(proxy),
+        started_at=started_at,
+        port=port,
+        exit=None if end is None else _decode_exit(end),
+        restarts=restarts,
+        crashes=crashes,
+        streak=streak,
+        crash_times=_decode_times(crash_times) if crash_times != "[]" else (),
+        backoff_until=backoff_until,
+        timers_boot_id=timers_boot_id,
+        adopted=bool(adopted),
+        ready=bool(ready),
+    )
+
+
+def _event(row: tuple[Any, ...]) -> Event:
+    event_id, at, worker, kind, detail = row
+    return Event(event_id, datetime.fromtimestamp(at, UTC), worker, EventKind(kind), _decode_detail(detail))
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename a file that is not a sound database, with its journal, to the first free name that tells so."""
+    for number in range(1, 10_000):
+        aside = path.with_name(f"{path.name}.corrupt-{number}")
+        if not aside.exists():
+            break
+    else:
+        raise RegistryError(f"{path}: not a sound database, and there are too many files beside it to set it aside")
+    os.replace(path, aside)  # noqa: PTH105 - beside the other raw calls
+    for suffix in ("-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(f"{path}{suffix}", f"{aside}{suffix}")  # noqa: PTH105
+    return aside
+
+
+@contextlib.contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """SQLite's errors, translated once."""
+    try:
+        yield
+    except sqlite3.DatabaseError as err:
+        code = getattr(err, "sqlite_errorcode", None)
+        primary = None if code is None else code & 0xFF
+        if primary in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
+            raise _Corrupt(str(err)) from err
+        if primary == sqlite3.SQLITE_FULL:
+            raise RegistryUnavailable(f"{path}: the disk is full ({err}); free some space and try again") from err
+        if primary == sqlite3.SQLITE_READONLY:
+            raise RegistryUnavailable(f"{path}: read-only ({err}); make the state directory writable") from err
+        if primary in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+            raise RegistryUnavailable(f"{path}: locked by another program ({err}); try again") from err
+        if primary in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}:
+            raise RegistryUnavailable(f"{path}: {err}; check space, permissions and the disk") from err
+        raise RegistryError(f"{path}: {err}") from err
+    except OSError as err:
+        if err.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}:
+            raise RegistryUnavailable(f"{path}: {err.strerror}") from err
+        raise RegistryError(f"{path}: {err.strerror}") from err
