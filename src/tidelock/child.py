@@ -119,7 +119,7 @@ class Lifeline:
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Block until it is time to leave, or until the timeout; say whether it is time."""
         if self._told_fd >= 0 and not self.closed:
-            select.select([self._told_fd], [], [], timeout_seconds)
+            _readable_within(self._told_fd, timeout_seconds)
         return self.closed
 
     def __enter__(self) -> Self:
@@ -309,6 +309,13 @@ def _lifeline_fd() -> int | None:
         raise
 
 
+def _readable_within(fd: int, seconds: float | None) -> bool:
+    # Not select(2), which knows no descriptor above 1023.
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(None if seconds is None else max(0.0, seconds) * 1000))
+
+
 class _Body(Protocol):
     """How the body of an ``async with`` is cancelled, and how that cancellation ends there."""
 
@@ -470,7 +477,7 @@ def watchdog_thread(alive: Callable[[], bool] | None = None) -> Callable[[], Non
         try:
             while alive is None or alive():
                 notify("WATCHDOG=1")
-                if select.select([end_fd], [], [], seconds / 2)[0]:
+                if _readable_within(end_fd, seconds / 2):
                     return
         finally:
             with lock:
@@ -559,16 +566,18 @@ class Singleton:
 
 
 def runtime_directory() -> str:
-    """This user's directory for locks and sockets that need a short path: 0700, ours, not a link.
+    """This user's directory for locks and sockets that need a short path: ours, not a link, nobody else writes.
+
+    Others may pass through (0711) but not look around: a worker that runs as another user reaches its socket.
 
     It must be the same for a copy started by hand and for one started by a manager with a clean environment, so
     XDG_RUNTIME_DIR and TMPDIR are not asked.
     """
     asked = os.environ.get(RUNTIME_DIR_ENV)
     uid = os.getuid()
-    path = asked or ("/run/tidelock" if uid == 0 and os.access("/run", os.W_OK) else f"/tmp/tidelock-{uid}")  # noqa: S108 - 0700 and checked for its owner below
+    path = asked or ("/run/tidelock" if uid == 0 and os.access("/run", os.W_OK) else f"/tmp/tidelock-{uid}")  # noqa: S108 - checked for its owner and mode below
     try:
-        os.mkdir(path, 0o700)  # noqa: PTH102 - as above
+        os.mkdir(path, 0o711)  # noqa: PTH102 - as above
     except FileExistsError:
         found = os.lstat(path)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o022:
