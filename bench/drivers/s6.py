@@ -1,0 +1,65 @@
+"""s6: one service directory per worker below one ``s6-svscan``."""
+
+import os
+from pathlib import Path
+
+from bench.drivers.driver import Driver, Span, installed, wait_until
+from bench.places import PEERS, STAMP
+
+_ROOT = PEERS / "s6"
+
+
+def s6_environment() -> dict[str, str]:
+    """Its programs call each other by name and share libraries from where the package was unpacked."""
+    libraries = [str(path) for path in (_ROOT / "usr/lib").glob("*-linux-*")] + [str(_ROOT / "usr/lib")]
+    return {
+        "PATH": f"{_ROOT / 'usr/bin'}:{_ROOT / 'bin'}:{os.environ.get('PATH', '')}",
+        "LD_LIBRARY_PATH": ":".join(libraries),
+    }
+
+
+class S6(Driver):
+    """s6-svscan with one s6-supervise per worker."""
+
+    name = "s6"
+    about = "a service directory per worker whose `run` is the worker itself (no shell); `s6-svscanctl -a` and `-t`"
+    helpers = True
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Whether the package was unpacked."""
+        return installed("s6", "usr/bin/s6-svscan")
+
+    def up(self) -> None:
+        """Write the service directories and start the scanner on an empty directory."""
+        self._scan = self.plan.directory / "scan"
+        self._scan.mkdir(parents=True, exist_ok=True)
+        programs = self.plan.directory / "bin"  # where the scanner finds s6-supervise, see install.py
+        if not programs.is_symlink():
+            programs.symlink_to(_ROOT / "usr/bin")
+        for worker in self.plan.workers:
+            service = self.plan.directory / "services" / worker.name
+            service.mkdir(parents=True, exist_ok=True)
+            write_run(service, worker.order)
+            (service / "timeout-kill").write_text(f"{self.plan.grace_seconds * 1000:.0f}\n")
+        self.launch(["s6-svscan", "-c", str(len(self.plan.workers) + 100), self._scan], s6_environment())
+        wait_until((self._scan / ".s6-svscan" / "control").exists, "s6-svscan's fifo")
+
+    def start(self) -> Span:
+        """Link the services in and have them scanned."""
+        for worker in self.plan.workers:
+            link = self._scan / worker.name
+            if not link.is_symlink():
+                link.symlink_to(self.plan.directory / "services" / worker.name)
+        return self.run(["s6-svscanctl", "-a", self._scan], s6_environment())
+
+    def stop(self) -> Span:
+        """Take the whole scan down; each supervisor ends its worker and leaves."""
+        return self.run(["s6-svscanctl", "-t", self._scan], s6_environment())
+
+
+def write_run(service: Path, order: str) -> None:
+    """A ``run`` file whose interpreter is the worker: one exec, no shell in between."""
+    run = service / "run"
+    run.write_text(f"#!{STAMP} {order}\n")
+    run.chmod(0o755)

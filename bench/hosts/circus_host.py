@@ -1,0 +1,45 @@
+"""Holds circus's own client open and passes orders on; the daemon is a process of its own."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from circus.client import CircusClient  # type: ignore[import-not-found]  # lives in the peer's own environment
+from circus.exc import CallError  # type: ignore[import-not-found]
+from protocol import answer, channel, read_requests, timed
+
+
+def main() -> None:
+    reading, writing = channel()
+    client: Any = None
+    buffered = bytearray()
+    while (requests := read_requests(reading, buffered)) is not None:
+        for request in requests:
+            match request["verb"]:
+                case "up":
+                    client = connected(request["directory"], len(request["workers"]))
+                    answer(writing)
+                case verb:
+                    # Without a name, `start` passes over watchers that do not start by themselves.
+                    order = {"name": "w*", "match": "glob", "waiting": True}
+                    answer(writing, **timed(lambda verb=verb, order=order: client.send_message(verb, **order)))
+
+
+def connected(directory: str, workers: int) -> Any:
+    """A client whose daemon has loaded every watcher."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        client = CircusClient(endpoint=f"ipc://{directory}/c.sock", timeout=2)
+        try:
+            if client.send_message("numwatchers").get("numwatchers") == workers:
+                return CircusClient(endpoint=f"ipc://{directory}/c.sock", timeout=600)
+        except CallError:
+            pass
+        client.stop()
+        time.sleep(0.05)
+    raise TimeoutError("circusd did not answer")
+
+
+main()
