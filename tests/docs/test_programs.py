@@ -26,11 +26,15 @@ def here(tmp_path: Path) -> Iterator[Path]:
 def run(here: Path, *words: str) -> str:
     """What a program prints when it is run in that directory with the examples in reach."""
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES)}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=here, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    # A file, not a pipe: the bots that a program leaves behind keep its stdout open.
+    with (here / "printed").open("w+") as printed:
+        done = subprocess.run(
+            [sys.executable, *words], cwd=here, env=environment, stdout=printed, stderr=printed, timeout=60, check=False
+        )
+        printed.seek(0)
+        text = printed.read()
+    assert done.returncode == 0, text
+    return text
 
 
 def test_bots_in_a_deck_are_found_again_by_the_next_run(here: Path) -> None:
