@@ -43,7 +43,7 @@ bench: ## Tidelock beside its peers and the bare kernel; writes docs/benchmarks.
 
 chaos: ## random SIGKILLs of owner and workers: make chaos SECONDS=60 SEED=7
 	@scripts/setup
-	@$(BIN)/python -m bench.chaos --seconds $(SECONDS) --seed $(SEED) $(ARGS)
+	@$(BIN)/python scripts/chaos.py --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 docs-img: ## the screenshots in docs/img, taken from a real daemon by a real browser
 	@scripts/setup $(TEST_PROGRAMS)
