@@ -29,7 +29,8 @@
     │   ├── CursorUnreadable    the cursor's file holds something that is not a cursor; it was kept
     │   ├── PollerConflict      another process polls with the same token
     │   ├── InboxUnavailable    the inbox cannot be written: nothing was confirmed upstream
-    │   └── SourceError         the source answered with something that is not a batch
+    │   ├── SourceError         the source answered with something that is not a batch
+    │   └── FeedClosed          the feed, its inbox or its stream is not open (any more)
     └── ClientError             a verb sent to the owner did not come back with an answer
         ├── NoOwner             nobody owns the deck
         └── OwnerRefused        the owner answered with an error of its own
@@ -204,6 +205,10 @@ class InboxUnavailable(FeedError):
 
 class SourceError(FeedError):
     """The source answered with something that is not a batch."""
+
+
+class FeedClosed(FeedError):
+    """The feed, its inbox or its stream is not open, or is closing: nothing more is taken."""
 
 
 class ClientError(TidelockError):

@@ -1,0 +1,348 @@
+"""From a source to a handler, with nothing lost on the way.
+
+:func:`consume` is the whole feed in one call; :class:`Feed` is the same without the handlers, for libraries that have
+their own (see ``tidelock.feed.aiogram`` and ``tidelock.feed.ptb``).
+
+A *pump* asks the source, stores what came and asks again: only a stored position is ever sent upstream. The dispatcher
+hands out what is stored. They meet only in the inbox, so a slow handler does not stop the pump (until the backlog is
+full) and a dead upstream does not stop the handlers.
+
+Stopping is a courtesy, never needed for correctness: handlers in flight get the grace to finish, the others are
+cancelled and their items handed back without counting the attempt.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
+
+from tidelock.crashpoints import crash_point
+from tidelock.errors import FeedClosed, InboxUnavailable, SourceError, SpecError
+from tidelock.feed.cursors import FileCursor
+from tidelock.feed.dispatcher import CONCURRENCY, MAX_ATTEMPTS, Dispatcher, Item, Listener, Retry
+from tidelock.feed.handling import KeyOf, call, keyed, retry_after_of
+from tidelock.feed.inbox import Inbox, Stream
+from tidelock.feed.one_by_one import SOURCE_RETRY, OneByOne
+from tidelock.feed.records import Batch, Cursor, Delivery, FirstRun, Source, Start
+from tidelock.feed.reporting import Reporter
+from tidelock.feed.sources.polled import as_source
+
+Handler: TypeAlias = Callable[[Any], Awaitable[object] | object]
+
+GRACE_SECONDS: Final = 10.0
+CANCEL_SECONDS: Final = 1.0
+
+log = logging.getLogger("tidelock.feed")
+
+
+async def consume(
+    source: Source | Callable[..., Any],
+    handler: Handler,
+    *,
+    inbox: Inbox | None = None,
+    cursor: FileCursor | None = None,
+    key: KeyOf | None = None,
+    concurrency: int = CONCURRENCY,
+    first_run: FirstRun = "take",
+    delivery: Delivery = "at-least-once",
+    max_attempts: int = MAX_ATTEMPTS,
+    retry: Retry | None = None,
+    grace_seconds: float = GRACE_SECONDS,
+    on_event: Listener | None = None,
+    report: bool = True,
+    signals: bool = True,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Run ``handler(item)`` for everything the source delivers, until stopped or the source is exhausted.
+
+    Give ``inbox`` (durable, concurrent) or ``cursor`` (a number in a text file, one at a time, in order). A handler that
+    raises is tried again with backoff and set aside after ``max_attempts``; so is an item that takes the process with it.
+    ``key(value)`` names what must stay in order (a chat); None lets everything run side by side.
+
+    It ends when cancelled, when ``stop`` is set, on SIGTERM (in the main thread, unless the program has its own handler
+    or ``signals=False``) and when the source says that nothing will come again and all of it is done.
+    """
+    if (inbox is None) == (cursor is None):
+        raise SpecError("inbox", inbox, "either inbox=Inbox(...) or cursor=FileCursor(...)")
+    stop = stop or asyncio.Event()
+    with _sigterm_sets(stop) if signals else contextlib.nullcontext():
+        if cursor is not None:
+            one_by_one = OneByOne(
+                as_source(source),
+                handler,
+                cursor,
+                key=key,
+                first_run=first_run,
+                delivery=delivery,
+                max_attempts=max_attempts,
+                retry=retry or Retry(),
+                on_event=on_event,
+            )
+            await _run_until(stop, one_by_one, grace_seconds)
+        if inbox is None:
+            return
+        feed = Feed(
+            source,
+            inbox=inbox,
+            key=key,
+            concurrency=concurrency,
+            first_run=first_run,
+            delivery=delivery,
+            max_attempts=max_attempts,
+            retry=retry,
+            grace_seconds=grace_seconds,
+            on_event=on_event,
+            report=report,
+        )
+        await _work_until(stop, feed, handler)
+
+
+class Feed:
+    """A source and an inbox at work: what is delivered is stored, what is stored can be taken.
+
+    ``await feed.open()``, then ``await feed.take()`` for items that get exactly one outcome each, then
+    ``await feed.close()``; or ``async with``. After ``open`` the pump runs by itself; errors of the source are retried
+    with backoff and told as events.
+    """
+
+    def __init__(
+        self,
+        source: Source | Callable[..., Any],
+        *,
+        inbox: Inbox,
+        key: KeyOf | None = None,
+        concurrency: int = CONCURRENCY,
+        first_run: FirstRun = "take",
+        delivery: Delivery = "at-least-once",
+        max_attempts: int = MAX_ATTEMPTS,
+        retry: Retry | None = None,
+        grace_seconds: float = GRACE_SECONDS,
+        on_event: Listener | None = None,
+        report: bool = True,
+    ) -> None:
+        self.source = as_source(source)
+        self.inbox = inbox
+        self.stream: Stream = inbox.stream(self.source.name)
+        self.grace_seconds = grace_seconds
+        self._key = key
+        self._first_run = first_run
+        self._on_event = on_event
+        self._reporter = Reporter(self.stream) if report else None
+        if first_run == "skip" and not hasattr(self.source, "skip_history"):
+            raise SpecError("first_run", first_run, f"take: the source {self.source.name!r} cannot skip its history")
+        self._dispatcher = Dispatcher(
+            self.stream,
+            concurrency=concurrency,
+            max_attempts=max_attempts,
+            delivery=delivery,
+            retry=retry,
+            on_event=self._hear,
+        )
+        self._pump_task: asyncio.Task[None] | None = None
+
+    @property
+    def concurrency(self) -> int:
+        """How many items may be in flight."""
+        return self._dispatcher.concurrency
+
+    async def open(self) -> Self:
+        """Open the inbox, take up what an earlier run left, and start the pump."""
+        await self.inbox.open()
+        try:
+            start = await self.stream.begin(self._first_run)
+            await self._dispatcher.open()
+            if self._reporter is not None:
+                self._reporter.open()
+            self._pump_task = asyncio.get_running_loop().create_task(self._pump(start), name="feed pump")
+        except BaseException:
+            await self.inbox.close()
+            raise
+        return self
+
+    async def take(self, most: int | None = None) -> list[Item]:
+        """Wait for work: up to ``most`` items whose attempts are on disk. FeedClosed once the feed is closing."""
+        return await self._dispatcher.take(most)
+
+    async def exhausted(self) -> None:
+        """Wait until the source has said that nothing will come again and all of it is done."""
+        if self._pump_task is None:
+            raise FeedClosed(f"the feed of {self.source.name!r} is not open")
+        await asyncio.shield(self._pump_task)
+        await self._dispatcher.drained()
+
+    async def close(self, grace_seconds: float | None = None) -> int:
+        """Stop asking, wait for what is in flight, hand back the rest; how many were handed back."""
+        pump, self._pump_task = self._pump_task, None
+        if pump is None:
+            return 0
+        try:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+            return await self._dispatcher.stop(self.grace_seconds if grace_seconds is None else grace_seconds)
+        finally:
+            if self._reporter is not None:
+                await self._reporter.close()
+            await self.inbox.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def event(self, what: str, **facts: object) -> None:
+        """Tell the listeners and the deck that something happened, such as a 409 (``poller-conflict``)."""
+        self._dispatcher.tell(what, **facts)
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        if self._reporter is not None:
+            self._reporter.event(event)
+        if self._on_event is not None:
+            self._on_event(event)
+
+    # --- the pump ---
+
+    async def _pump(self, start: Start) -> None:
+        if start is Start.SKIP:
+            await self._persist(self._skip_history)
+        while await self._persist(self._ask_and_store):
+            pass
+
+    async def _skip_history(self) -> bool:
+        skip: Callable[[], Awaitable[Cursor]] = self.source.skip_history  # type: ignore[attr-defined]  # checked at the start
+        await self.stream.skip(to=await skip())
+        return True
+
+    async def _ask_and_store(self) -> bool:
+        await self.stream.room()
+        crash_point("feed.pump.asking")
+        batch = await self.source.fetch(self.stream.position())
+        crash_point("feed.pump.answered")
+        if batch is None:
+            return False
+        if not isinstance(batch, Batch):
+            raise SourceError(f"source {self.source.name!r} answered {type(batch).__name__}, not a Batch")
+        records = batch.records if self._key is None else [keyed(record, self._key) for record in batch.records]
+        stored = await self.stream.store(records, batch.cursor, asked=batch.asked)
+        if stored.restarted_ids:
+            self.event("ids-restarted", asked=batch.asked, first=records[0].id)
+        return True
+
+    async def _persist(self, step: Callable[[], Awaitable[bool]]) -> bool:
+        """Do it until it works. Nothing was stored when it fails, so the same position is asked again."""
+        failures = 0
+        while True:
+            try:
+                return await step()
+            except InboxUnavailable as err:
+                what, error = "inbox-unavailable", str(err)
+                failures, wait = failures + 1, None
+            except Exception as err:  # noqa: BLE001 - whatever a source raises: upstream is not under our control
+                what, error = "source-failed", f"{type(err).__name__}: {err}"
+                failures, wait = failures + 1, retry_after_of(err)
+            if wait is None:
+                wait = SOURCE_RETRY.delay(failures, chance=1.0)
+            if failures == 1:
+                self.event(what, error=error, retry_in=wait)
+            await asyncio.sleep(wait)  # noqa: TID251 - upstream tells nobody when it is back
+
+
+# --- the handlers -----------------------------------------------------------------------------------------------
+
+
+async def _work_until(stop: asyncio.Event, feed: Feed, handler: Handler) -> None:
+    await feed.open()
+    loop = asyncio.get_running_loop()
+    workers = {loop.create_task(_work(feed, handler), name=f"feed handler {n}") for n in range(feed.concurrency)}
+    ends = [loop.create_task(stop.wait()), loop.create_task(feed.exhausted())]
+    try:
+        # A worker ends before the feed only by a failure that is not the handler's own: that ends everything.
+        await asyncio.wait([*ends, *workers], return_when=asyncio.FIRST_COMPLETED)
+        for task in (*ends, *workers):
+            if task.done():
+                task.result()
+    finally:
+        for end in ends:
+            end.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
+        await _leave(feed, workers)
+
+
+async def _leave(feed: Feed, workers: "set[asyncio.Task[None]]") -> None:
+    """Finish or hand back, within the grace: nothing new starts, then the handlers are cancelled, then we let go."""
+    closing = asyncio.get_running_loop().create_task(feed.close(feed.grace_seconds + CANCEL_SECONDS))
+    try:
+        await asyncio.wait({closing}, timeout=feed.grace_seconds)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.wait(workers, timeout=CANCEL_SECONDS)
+        handed_back = await closing
+        if handed_back:
+            log.warning(
+                "%r: %d handlers ignored their cancellation; their items come again", feed.source.name, handed_back
+            )
+
+
+async def _work(feed: Feed, handler: Handler) -> None:
+    while True:
+        try:
+            items = await feed.take(1)
+        except FeedClosed:
+            return
+        for item in items:
+            await _handle(handler, item)
+
+
+async def _handle(handler: Handler, item: Item) -> None:
+    try:
+        crash_point("feed.handler.starting")
+        await call(handler, item)
+        crash_point("feed.handler.returned")
+    except asyncio.CancelledError as err:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            item.settle_as_handed_back()
+            raise
+        await item.failed(err)  # the handler cancelled something of its own: a failure like any other
+    except Exception as err:  # noqa: BLE001 - the user's handler
+        await item.failed(err)
+    else:
+        await item.done()
+
+
+async def _run_until(stop: asyncio.Event, work: OneByOne, grace_seconds: float) -> None:
+    """Run until it ends by itself; after ``stop`` the handler in work has the grace, then it is cancelled."""
+    loop = asyncio.get_running_loop()
+    running, stopped = loop.create_task(work.run()), loop.create_task(stop.wait())
+    try:
+        await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+        work.stopping = True
+        if work.handling and not running.done():
+            await asyncio.wait({running}, timeout=grace_seconds)
+        running.cancel()
+        await asyncio.wait({running, stopped}, timeout=CANCEL_SECONDS)
+    if running.done() and not running.cancelled():
+        running.result()
+
+
+@contextlib.contextmanager
+def _sigterm_sets(stop: asyncio.Event) -> Iterator[None]:
+    """SIGTERM asks politely, unless the program has a handler of its own (or tidelock.child has put one there)."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    loop = asyncio.get_running_loop()
+    if ours:
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+    try:
+        yield
+    finally:
+        if ours:
+            loop.remove_signal_handler(signal.SIGTERM)

@@ -1,0 +1,518 @@
+"""From the inbox to the handlers: attempts first, acks last, both in group commits.
+
+An item is handed out only after its attempt is on disk, so a handler that takes the process with it is counted. Its
+row leaves the file only after the handler has finished, so what was in flight when the process died comes again.
+After ``max_attempts`` the item is a dead letter and the rest flows on.
+
+One task, the committer, writes everything: the outcomes that came in and the attempts that are about to start share
+one transaction. While it waits for its turn more outcomes gather, so the busier the inbox, the larger the groups.
+A slot is free again only when the outcome is committed; hence duplicates after a crash are at most ``concurrency``.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import msgspec
+
+from tidelock.crashpoints import crash_point
+from tidelock.errors import FeedClosed, FeedError, InboxUnavailable, SpecError
+from tidelock.feed.inbox import Stream
+from tidelock.feed.lanes import LaneKey, Lanes
+from tidelock.feed.records import Delivery, RecordId
+from tidelock.feed.store import SQL, Transaction
+
+FeedEvent = dict[str, Any]
+Listener = Callable[[FeedEvent], None]
+
+MAX_ATTEMPTS: Final = 3
+CONCURRENCY: Final = 32
+LOOK_FOR_REVIVED_SECONDS: Final = 2.0
+DISK_RETRY_SECONDS: Final = 1.0
+ERROR_TEXT_LENGTH: Final = 2000
+
+log = logging.getLogger("tidelock.feed")
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How long to wait before a handler that raised is tried again: doubling, between half and all of it."""
+
+    seconds: float = 1.0
+    cap_seconds: float = 60.0
+
+    def delay(self, attempt: int, chance: float) -> float:
+        """The wait after this many attempts; ``chance`` is between 0 and 1."""
+        full = min(self.cap_seconds, self.seconds * 2.0 ** min(attempt - 1, 30))
+        return full * (0.5 + chance / 2)
+
+
+class _Outcome(Enum):
+    DONE = "done"
+    RETRY = "retry"
+    DEAD = "dead"
+    HANDED_BACK = "handed back"
+
+
+class Item:
+    """One delivered thing, being worked on. Give it exactly one outcome: done, failed, set aside or handed back.
+
+    ``attempt`` counts from 1 and includes this one. Until the outcome is committed no other item of its key starts.
+    """
+
+    __slots__ = ("_acked", "_dispatcher", "_settled", "attempt", "id", "key", "lane", "payload", "seq", "stored_at")
+
+    def __init__(
+        self,
+        dispatcher: "Dispatcher",
+        lane: LaneKey,
+        seq: int,
+        row: tuple[RecordId, str | None, bytes, int, float],
+    ) -> None:
+        self.seq = seq
+        self.id, self.key, self.payload, self.attempt, self.stored_at = row
+        self._dispatcher = dispatcher
+        self.lane = lane
+        self._acked = dispatcher.finishes_early
+        self._settled: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Item {self.id!r} of {self.stream!r}, key {self.key!r}, attempt {self.attempt}>"
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream it came by."""
+        return self._dispatcher.stream.name
+
+    @property
+    def value(self) -> Any:
+        """The payload as JSON."""
+        return msgspec.json.decode(self.payload)
+
+    @property
+    def settled(self) -> bool:
+        """It has an outcome (which may still be on its way to the disk)."""
+        return self._settled is not None
+
+    @property
+    def acked(self) -> bool:
+        """Its row is finished, by ``transaction()`` or because delivery is at-most-once."""
+        return self._acked
+
+    async def done(self) -> None:
+        """The handler has finished; returns when that is committed."""
+        await self._settle(_Outcome.DONE)
+
+    async def failed(self, error: BaseException | str) -> None:
+        """The handler raised: try again later, or set aside after the last attempt."""
+        await self._dispatcher.failed(self, error)
+
+    async def set_aside(self, reason: BaseException | str) -> None:
+        """Trying again is pointless (it cannot be parsed): a dead letter now."""
+        await self._settle(_Outcome.DEAD, _text(reason))
+
+    async def hand_back(self) -> None:
+        """Nobody will finish it in this run; the attempt is not counted."""
+        await self._settle(_Outcome.HANDED_BACK)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """The handler's own writes and the ack in one commit: after a crash both are there or neither.
+
+        Keep it short: it holds the inbox's only write lock, so do the slow things before or after. What the body raises
+        undoes its writes. Once per item.
+        """
+        if self._acked and not self._dispatcher.finishes_early:
+            raise FeedError(f"{self!r}: its transaction is already committed")
+        if self.settled:
+            raise FeedError(f"{self!r}: already finished")
+        async with self._dispatcher.stream.inbox.store.transaction() as connection:
+            handle = Transaction(connection)
+            try:
+                yield handle
+            finally:
+                handle.end()
+            crash_point("feed.transaction.body_done")
+            if not self._acked:
+                connection.execute(SQL["item_done"], (self.seq,))
+                connection.execute(SQL["stream_done"], (1, self._dispatcher.stream.number))
+                crash_point("feed.transaction.acked")
+        crash_point("feed.transaction.committed")
+        handle.committed()
+        if not self._acked:
+            self._acked = True
+            self._dispatcher.stream.left(waiting=0, done=1)
+
+    def settle_as_handed_back(self) -> None:
+        """As :meth:`hand_back`, for those who cannot wait for the commit."""
+        if self._settled is None:
+            self._settled = self._dispatcher.settle(self, _Outcome.HANDED_BACK, None, 0.0)
+
+    async def _settle(self, outcome: _Outcome, error: str | None = None, due_in: float = 0.0) -> None:
+        if self._settled is None:
+            self._settled = self._dispatcher.settle(self, outcome, error, due_in)
+        # Somebody who stops waiting does not take the outcome back.
+        await asyncio.shield(self._settled)
+
+
+@dataclass(slots=True)
+class _Settlement:
+    item: Item
+    outcome: _Outcome
+    error: str | None
+    due_in: float
+    committed: "asyncio.Future[None]"
+
+
+@dataclass(slots=True)
+class _Want:
+    most: int
+    given: "asyncio.Future[list[Item]]"
+
+
+class Dispatcher:
+    """Hands out the items of one stream and takes their outcomes.
+
+    ``take`` gives items in order per key, from as many keys at once as ``concurrency`` allows, in turns. ``events``
+    hears what a person should know (``dead-letter``, ``crashed``, ``raised-after-commit``, ``inbox-unavailable``).
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        concurrency: int = CONCURRENCY,
+        max_attempts: int = MAX_ATTEMPTS,
+        delivery: Delivery = "at-least-once",
+        retry: Retry | None = None,
+        on_event: Listener | None = None,
+    ) -> None:
+        for name, given in (("concurrency", concurrency), ("max_attempts", max_attempts)):
+            if type(given) is not int or given < 1:
+                raise SpecError(name, given, "a whole number, at least 1")
+        if delivery not in {"at-least-once", "at-most-once"}:
+            raise SpecError("delivery", delivery, "at-least-once | at-most-once")
+        self.stream = stream
+        self.concurrency = concurrency
+        self.max_attempts = max_attempts
+        self.finishes_early = delivery == "at-most-once"
+        self._retry = retry or Retry()
+        self._on_event = on_event
+        self._lanes = Lanes()
+        self._in_flight: set[Item] = set()
+        self._settlements: list[_Settlement] = []
+        self._wants: list[_Want] = []
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closing = False
+        self._committer: asyncio.Task[None] | None = None
+        self._version = 0
+
+    # --- the life of it ---
+
+    async def open(self) -> None:
+        """Take up what an earlier run left: what was in flight crashed, and may be set aside for it."""
+        self._wake = await self.stream.listen()
+        store, number = self.stream.inbox.store, self.stream.number
+        async with store.transaction() as connection:
+            interrupted = connection.execute(SQL["items_interrupted"], (number,)).rowcount
+            crash_point("feed.recover.counted")
+            dead = connection.execute(
+                SQL["items_crashed_out"],
+                (store.clock(), f"the process died during attempt {self.max_attempts}", number, self.max_attempts),
+            ).fetchall()
+        crash_point("feed.recover.committed")
+        self.stream.recount(number)
+        now, wall = self._now(), store.clock()
+        for seq, key, due_at, attempts, crashes in store.each("items_waiting", number):
+            lane = self._lanes.add(seq, key)
+            if due_at > wall:
+                # A stepped wall clock must not park an item for days.
+                self._lanes.delay(lane, now + min(due_at - wall, self._retry.cap_seconds))
+            if crashes and attempts == self.max_attempts - 1:
+                self._lanes.suspect(seq)
+        self._version = store.changed_by_others()
+        if interrupted:
+            self.tell("crashed", in_flight=interrupted)
+        for seq, record_id, key, attempts, error in dead:
+            self.tell("dead-letter", number=seq, id=record_id, key=key, attempts=attempts, error=error)
+        self._committer = asyncio.get_running_loop().create_task(self._commit_forever(), name="feed committer")
+
+    async def take(self, most: int | None = None) -> list[Item]:
+        """Wait for work and start on it: up to ``most`` items, their attempts committed.
+
+        Raises FeedClosed as soon as the dispatcher is closing.
+        """
+        self._check()
+        want = _Want(most or self.concurrency, asyncio.get_running_loop().create_future())
+        self._wants.append(want)
+        self._wake.set()
+        try:
+            return await want.given
+        except asyncio.CancelledError:
+            if want in self._wants:
+                self._wants.remove(want)
+            elif want.given.done() and not want.given.cancelled() and want.given.exception() is None:
+                # Handed out in the same moment: nobody will work on them, so they go back uncounted.
+                for item in want.given.result():
+                    item.settle_as_handed_back()
+            raise
+
+    async def drained(self) -> None:
+        """Wait until nothing waits and nothing is in flight."""
+        while self.stream.waiting or self._in_flight:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def stop(self, grace_seconds: float = 10.0) -> int:
+        """Hand out nothing more, wait for what is in flight, hand back the rest; how many were handed back."""
+        self._closing = True
+        for want in self._wants:
+            if not want.given.done():
+                want.given.set_exception(FeedClosed("the feed is closing"))
+        self._wants.clear()
+        try:
+            async with asyncio.timeout(grace_seconds):
+                while self._in_flight:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            pass
+        left = [item for item in self._in_flight if not item.settled]
+        for item in left:
+            item.settle_as_handed_back()
+        committer, self._committer = self._committer, None
+        if committer is not None:
+            committer.cancel()
+            await asyncio.gather(committer, return_exceptions=True)
+            if self._settlements:
+                await self._commit()
+        return len(left)
+
+    # --- outcomes ---
+
+    async def failed(self, item: Item, error: BaseException | str) -> None:
+        """Decide what a failure means for this item."""
+        text = _text(error)
+        if item.acked and not self.finishes_early:
+            self.tell("raised-after-commit", id=item.id, key=item.key, error=text)
+            await item.done()
+        elif self.finishes_early or item.attempt >= self.max_attempts:
+            await item._settle(_Outcome.DEAD, text)  # noqa: SLF001 - an item and its dispatcher are one thing
+        else:
+            delay = self._retry.delay(item.attempt, random.random())  # noqa: S311 - jitter, not a secret
+            await item._settle(_Outcome.RETRY, text, delay)  # noqa: SLF001 - as above
+
+    def settle(self, item: Item, outcome: _Outcome, error: str | None, due_in: float) -> "asyncio.Future[None]":
+        """Put an outcome into the next group commit."""
+        committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Retrieved here, so that an outcome nobody waits for does not warn when the feed is closed over it.
+        committed.add_done_callback(lambda future: future.cancelled() or future.exception())
+        if item not in self._in_flight:
+            committed.set_exception(FeedClosed(f"{item!r}: the feed was closed; it comes again"))
+            return committed
+        self._settlements.append(_Settlement(item, outcome, error, due_in, committed))
+        self._wake.set()
+        return committed
+
+    # --- the committer ---
+
+    async def _commit_forever(self) -> None:
+        while True:
+            await self._something_to_do()
+            try:
+                await self._commit()
+            except InboxUnavailable as err:
+                # Nothing is lost: outcomes stay in memory, rows on disk. The disk decides how long this lasts.
+                self.tell("inbox-unavailable", error=str(err))
+                await self._pause(DISK_RETRY_SECONDS)
+            except Exception:
+                log.exception("stream %r: the committer failed; what is in flight comes again", self.stream.name)
+                self._closing = True
+                for want in self._wants:
+                    if not want.given.done():
+                        want.given.set_exception(FeedClosed("the committer failed; see the log"))
+                raise
+
+    async def _something_to_do(self) -> None:
+        while True:
+            self._wake.clear()
+            for seq, key in self.stream.arrivals():
+                self._lanes.add(seq, key)
+            if self._settlements or (self._wants and self._free_slots() and self._lanes.may_pick(self._now())):
+                return
+            timeout, due = LOOK_FOR_REVIVED_SECONDS, self._lanes.next_due()
+            if due is not None and self._wants and self._free_slots():
+                timeout = max(0.0, min(timeout, due - self._now()))
+            await self._pause(timeout)
+            self._look_for_revived()
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    def _look_for_revived(self) -> None:
+        """Another process may have asked for a dead letter to be tried again."""
+        store = self.stream.inbox.store
+        version = store.changed_by_others()
+        if version == self._version:
+            return
+        self._version = version
+        known = self._lanes.seqs() | {item.seq for item in self._in_flight}
+        known |= {seq for seq, _ in self.stream.pending_arrivals()}
+        for seq, key, *_ in store.each("items_waiting", self.stream.number):
+            if seq not in known:
+                self._lanes.revive(seq, key)
+                self.stream.left(waiting=-1, done=0)
+
+    async def _commit(self) -> None:
+        settlements: list[_Settlement] = []
+        picked: list[tuple[int, LaneKey]] = []
+        try:
+            async with self.stream.inbox.store.transaction() as connection:
+                # Only now, with the writer's turn in hand: what gathered while we waited belongs to this group.
+                settlements, self._settlements = self._settlements, []
+                self._write_outcomes(connection, settlements)
+                crash_point("feed.commit.outcomes_written")
+                wanted = sum(want.most for want in self._wants)
+                picked = self._lanes.pick(min(wanted, self._free_slots() + len(settlements)), self._now())
+                items = self._write_attempts(connection, picked)
+                crash_point("feed.commit.attempts_written")
+        except BaseException:
+            self._settlements[:0] = settlements
+            for seq, lane in reversed(picked):
+                self._lanes.put_back(seq, lane)
+            raise
+        crash_point("feed.commit.committed")
+        for settlement in settlements:
+            self._leave(settlement)
+        self._hand_out(items, picked)
+        if not self._in_flight:
+            self._idle.set()
+
+    def _write_outcomes(self, connection: Any, settlements: Sequence[_Settlement]) -> None:
+        clock = self.stream.inbox.store.clock
+        done: list[tuple[int]] = []
+        finished = 0
+        for settlement in settlements:
+            item = settlement.item
+            match settlement.outcome:
+                case _Outcome.DONE:
+                    if not item.acked:
+                        done.append((item.seq,))
+                case _Outcome.HANDED_BACK:
+                    connection.execute(SQL["item_hand_back"], (item.seq,))
+                case _Outcome.RETRY:
+                    connection.execute(SQL["item_retry"], (clock() + settlement.due_in, settlement.error, item.seq))
+                case _Outcome.DEAD:
+                    if not item.acked:
+                        connection.execute(SQL["item_dead"], (settlement.error, clock(), item.seq))
+                    elif self.finishes_early:
+                        row = (item.seq, self.stream.number, item.id, item.key, item.payload, item.stored_at)
+                        connection.execute(SQL["item_add_dead"], (*row, item.attempt, settlement.error, clock()))
+                        finished -= 1
+        if done:
+            connection.executemany(SQL["item_done"], done)
+            finished += len(done)
+        if finished:
+            connection.execute(SQL["stream_done"], (finished, self.stream.number))
+
+    def _write_attempts(self, connection: Any, picked: Sequence[tuple[int, LaneKey]]) -> list[Item]:
+        items: list[Item] = []
+        for seq, lane in picked:
+            row = connection.execute(SQL["item_take"], (seq,)).fetchone()
+            if row is not None:
+                items.append(Item(self, lane, seq, row))
+        if self.finishes_early and items:
+            connection.executemany(SQL["item_done"], [(item.seq,) for item in items])
+            connection.execute(SQL["stream_done"], (len(items), self.stream.number))
+        return items
+
+    def _leave(self, settlement: _Settlement) -> None:
+        item = settlement.item
+        self._in_flight.discard(item)
+        match settlement.outcome:
+            case _Outcome.DONE:
+                self._lanes.release(item.lane)
+                self.stream.left(waiting=0, done=0 if item.acked else 1)
+            case _Outcome.DEAD:
+                self._lanes.release(item.lane)
+                if self.finishes_early:
+                    self.stream.left(waiting=0, done=-1)
+                self.tell(
+                    "dead-letter",
+                    number=item.seq,
+                    id=item.id,
+                    key=item.key,
+                    attempts=item.attempt,
+                    error=settlement.error,
+                )
+            case _Outcome.RETRY:
+                self._lanes.put_back(item.seq, item.lane, self._now() + settlement.due_in)
+                self.stream.left(waiting=-1, done=0)
+            case _Outcome.HANDED_BACK if item.acked:
+                self._lanes.release(item.lane)
+            case _Outcome.HANDED_BACK:
+                self._lanes.put_back(item.seq, item.lane)
+                self.stream.left(waiting=-1, done=0)
+        if not settlement.committed.done():
+            settlement.committed.set_result(None)
+
+    def _hand_out(self, items: list[Item], picked: Sequence[tuple[int, LaneKey]]) -> None:
+        if len(items) < len(picked):
+            taken = {item.seq for item in items}
+            for seq, lane in picked:
+                if seq not in taken:  # its row is gone: somebody else removed it
+                    self._lanes.release(lane)
+        self._in_flight.update(items)
+        self.stream.left(waiting=len(picked), done=len(items) if self.finishes_early else 0)
+        waiting = iter(items)
+        left = len(items)
+        while left and self._wants:
+            want = self._wants.pop(0)
+            if want.given.cancelled():
+                continue
+            share = [next(waiting) for _ in range(min(want.most, left))]
+            left -= len(share)
+            want.given.set_result(share)
+        for item in waiting:  # those who wanted it were cancelled meanwhile
+            item.settle_as_handed_back()
+
+    # --- small facts ---
+
+    def _free_slots(self) -> int:
+        return self.concurrency - len(self._in_flight)
+
+    def _check(self) -> None:
+        if self._closing or self._committer is None:
+            raise FeedClosed(f"the feed of stream {self.stream.name!r} is closing")
+
+    def tell(self, what: str, **facts: Any) -> None:
+        """Let the log and the listener know."""
+        event = {"feed": self.stream.name, "what": what} | {
+            name: fact for name, fact in facts.items() if fact is not None
+        }
+        log.warning("%s", event)
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:
+                log.exception("a listener of stream %r raised", self.stream.name)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _text(error: BaseException | str) -> str:
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    return text[:ERROR_TEXT_LENGTH]

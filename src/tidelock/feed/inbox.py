@@ -1,0 +1,458 @@
+"""The inbox: what was delivered is on disk before upstream may forget it.
+
+A batch and the cursor behind it are one durable transaction, so there is no moment at which the cursor says
+"delivered" and the records are not here. Only a stored cursor is ever sent upstream. What is stored is known by its
+id for as long as upstream could deliver it again, and a record that comes again is dropped by *membership*, never
+because its id is smaller than the last one: Telegram's ids start again at random after a quiet week.
+
+The work itself is the dispatcher's; this module owns the arriving side, the dead letters and the housekeeping.
+"""
+
+import hashlib
+from asyncio import Event
+from collections.abc import Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+import msgspec
+
+from tidelock.crashpoints import crash_point
+from tidelock.errors import FeedClosed, SourceError, SpecError
+from tidelock.feed.records import Counts, Cursor, FirstRun, Position, Record, RecordId, Start, Stored
+from tidelock.feed.store import SQL, Clock, Store, Transaction, shared, wall_clock
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import AsyncIterator
+    from types import TracebackType
+
+# Telegram holds an update for 24 hours and at most 100,000 of them: what is older cannot come again.
+UPSTREAM_KEEPS_SECONDS: Final = 24 * 3600.0
+REMEMBER_SECONDS: Final = 2 * UPSTREAM_KEEPS_SECONDS
+REMEMBER_IDS: Final = 250_000
+MAX_BACKLOG: Final = 50_000
+FORGET_AT_ONCE: Final = 5_000
+STORES_BETWEEN_HOUSEKEEPING: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """An item that was set aside: ``number`` is what the commands take."""
+
+    number: int
+    stream: str
+    id: RecordId
+    key: str | None
+    attempts: int
+    crashes: int
+    error: str | None
+    stored_at: datetime
+    died_at: datetime
+    payload: bytes
+
+
+class Inbox:
+    """A durable inbox in one SQLite file.
+
+    ``async with Inbox("bot.db") as inbox`` or ``await inbox.open()`` … ``await inbox.close()``; ``consume`` does it
+    by itself. One process works from a file at a time (:class:`tidelock.errors.PollerConflict` otherwise); several
+    streams and several ``Inbox`` objects in that process may share it. The user's own tables may live in the same
+    file: that is what makes ``item.transaction()`` possible.
+
+    ``max_backlog`` bounds what waits: above it the source is not asked (it keeps what we do not take).
+    ``remember_seconds`` and ``remember_ids`` bound how long ids are known after their items are done.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        max_backlog: int = MAX_BACKLOG,
+        remember_seconds: float = REMEMBER_SECONDS,
+        remember_ids: int = REMEMBER_IDS,
+        clock: Clock = wall_clock,
+    ) -> None:
+        for field, given in (("max_backlog", max_backlog), ("remember_ids", remember_ids)):
+            if type(given) is not int or given < 1:
+                raise SpecError(field, given, "a whole number, at least 1")
+        if remember_seconds < 0:
+            raise SpecError("remember_seconds", remember_seconds, "a number, at least 0")
+        self.path = Path(path)
+        self.max_backlog = max_backlog
+        self.remember_seconds = remember_seconds
+        self.remember_ids = remember_ids
+        self._clock = clock
+        self._store: Store | None = None
+        self._opened = 0
+        self._streams: dict[str, Stream] = {}
+        self._stores_since_housekeeping = 0
+
+    # --- opening ---
+
+    async def open(self, *, work: bool = True) -> Self:
+        """Open the file; with ``work=False`` only to look at it and at its dead letters, beside a working process."""
+        if self._store is None:
+            self._store = shared(self.path, self._clock)
+        self._opened += 1
+        if work:
+            try:
+                self._store.claim()
+            except BaseException:
+                await self.close()
+                raise
+        return self
+
+    async def close(self) -> None:
+        """Let go of the file; what is in it stays. Each ``open`` needs its own ``close``."""
+        self._opened -= 1
+        if self._store is not None and self._opened <= 0:
+            self._opened = 0
+            store, self._store = self._store, None
+            self._streams.clear()
+            store.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: "type[BaseException] | None", error: BaseException | None, trace: "TracebackType | None"
+    ) -> None:
+        await self.close()
+
+    @property
+    def store(self) -> Store:
+        """The open file; for the feed's own modules."""
+        if self._store is None:
+            raise FeedClosed(f"the inbox {self.path} is not open")
+        return self._store
+
+    # --- streams ---
+
+    def stream(self, name: str) -> "Stream":
+        """The stream of one upstream account, such as ``telegram:<bot id>``."""
+        if name not in self._streams:
+            self._streams[name] = Stream(self, name)
+        return self._streams[name]
+
+    @asynccontextmanager
+    async def transaction(self) -> "AsyncIterator[Transaction]":
+        """A transaction without an item: for the user's own tables (``CREATE TABLE IF NOT EXISTS …``)."""
+        async with self.store.transaction() as connection:
+            handle = Transaction(connection)
+            try:
+                yield handle
+            finally:
+                handle.end()
+        handle.committed()
+
+    # --- dead letters ---
+
+    def dead_letters(self, *, stream: str | None = None, limit: int = -1) -> list[DeadLetter]:
+        """What was set aside, oldest first."""
+        return [_dead_letter(row) for row in self.store.read("dead_list", stream, stream, None, None, limit)]
+
+    def dead_letter(self, number: int) -> DeadLetter | None:
+        """One of them, or None."""
+        rows = self.store.read("dead_list", None, None, number, number, 1)
+        return _dead_letter(rows[0]) if rows else None
+
+    async def retry_dead_letter(self, number: int) -> bool:
+        """Let it be tried again, with all its attempts; a working process notices. False if there is none."""
+        async with self.store.transaction() as connection:
+            revived = connection.execute(SQL["dead_retry"], (number,)).rowcount == 1
+        self.store.revivals += revived
+        return revived
+
+    async def drop_dead_letter(self, number: int) -> bool:
+        """Forget it for good. False if there is none."""
+        async with self.store.transaction() as connection:
+            return connection.execute(SQL["dead_drop"], (number,)).rowcount == 1
+
+    # --- housekeeping ---
+
+    async def housekeep(self) -> None:
+        """Forget ids that cannot come again and give free pages back. Called by itself now and then."""
+        store = self.store
+        newest = self.store.clock() - self.remember_seconds
+        (last,) = store.read("last_seq")[0]
+        too_many = last - self.remember_ids
+        forgettable: list[tuple[int]] = []
+        for seq, stored_at, of_last_batch in store.each("seen_oldest"):
+            # Rows are in order of arrival, so the first one that is young and within the number ends the search.
+            if stored_at >= newest and seq > too_many:
+                break
+            if not of_last_batch:
+                forgettable.append((seq,))
+                if len(forgettable) == FORGET_AT_ONCE:
+                    break
+        if forgettable:
+            async with store.transaction() as connection:
+                connection.executemany(SQL["seen_forget"], forgettable)
+                crash_point("feed.housekeeping.forgotten")
+        await store.give_back_pages()
+
+    async def stored_once_more(self) -> None:
+        """Count one stored batch, and keep house when it is time."""
+        self._stores_since_housekeeping += 1
+        if self._stores_since_housekeeping >= STORES_BETWEEN_HOUSEKEEPING:
+            self._stores_since_housekeeping = 0
+            await self.housekeep()
+
+
+class Stream:
+    """One upstream account in an inbox: its cursor, its epoch, its backlog.
+
+    The numbers in memory follow the file: they change only after the commit that changed the row.
+    """
+
+    def __init__(self, inbox: Inbox, name: str) -> None:
+        self.inbox = inbox
+        self.name = name
+        self._row: _Row | None = None
+        self._is_new = False
+        self._done = 0
+        self._waiting = 0
+        self._arrived = Event()
+        self._has_room = Event()
+        self._new: list[tuple[int, str | None]] = []
+        self._listening = False
+
+    # --- where to ask ---
+
+    async def begin(self, first_run: FirstRun = "take") -> Start:
+        """Say how to start; the first time with ``"skip"``, that the skip was begun is on disk before it is said."""
+        if first_run not in {"take", "skip"}:
+            raise SpecError("first_run", first_run, "take | skip")
+        row = await self._loaded("initialising" if first_run == "skip" else "live")
+        if self._is_new:
+            self._is_new = False
+            return Start.SKIP if first_run == "skip" else Start.TAKE
+        # A skip that was cut short may have reached upstream, and what is there now may be real work: take it.
+        return Start.RESUME if row.cursor is not None else Start.TAKE
+
+    async def skip(self, to: Cursor) -> None:
+        """The history was skipped; ``to`` is where the new begins, or None if there was no history."""
+        crash_point("feed.skip.answered")
+        after = replace(self._known(), cursor=to, confirmed=False)
+        async with self.inbox.store.transaction(durable=True) as connection:
+            _write(connection, after)
+        crash_point("feed.skip.recorded")
+        self._row = after
+
+    def cursor(self) -> Cursor:
+        """Where the next batch begins, as it is stored."""
+        return self._known().cursor
+
+    def position(self) -> Position:
+        """Where to ask now.
+
+        A server that forgets everything below the offset must not be sent one that has already done its work: if the
+        ids have started again just below it, ``tail < offset <= tail + 10`` deletes what we never saw. So an offset is
+        sent until one answer has confirmed it, and never once upstream has forgotten by itself.
+        """
+        row = self._known()
+        if not isinstance(row.cursor, int) or row.confirmed:
+            return Position(row.cursor, 0)
+        if row.stored_at and self.inbox.store.clock() - row.stored_at > UPSTREAM_KEEPS_SECONDS:
+            return Position(row.cursor, 0)
+        return Position(row.cursor, row.cursor)
+
+    # --- storing ---
+
+    async def store(self, records: Sequence[Record], cursor: Cursor = None, *, asked: int | None = None) -> Stored:
+        """Store a batch and its cursor: one durable transaction, or nothing (``InboxUnavailable``).
+
+        Upstream may be asked at the new position as soon as this returns. With ``asked`` (the offset that the batch was
+        asked with) an id below what upstream has forgotten, or a known id with another payload, means that the ids
+        started again: a new epoch begins and the record is kept. Call it for an empty answer too: it confirms
+        ``asked``.
+        """
+        before = row = self._known()
+        if asked:
+            row = replace(row, floor=max(row.floor, asked), confirmed=row.confirmed or row.cursor == asked)
+        if not records and cursor in {None, row.cursor}:
+            if row != before:
+                async with self.inbox.store.transaction() as connection:
+                    _write(connection, row)
+                self._row = row
+            return Stored(0, 0, restarted_ids=False)
+        crash_point("feed.store.begun")
+        async with self.inbox.store.transaction(durable=True) as connection:
+            fresh, epoch = self._sorted_out(records, row, by_digest=asked is not None)
+            seqs = self.inbox.store.next_seqs(len(fresh))
+            now = self.inbox.store.clock()
+            numbered = list(zip(seqs, fresh, strict=True))
+            connection.executemany(
+                SQL["seen_add"],
+                [(seq, row.id, new.record.id, new.epoch, new.digest, now) for seq, new in numbered],
+            )
+            crash_point("feed.store.ids_written")
+            connection.executemany(
+                SQL["item_add"],
+                [(seq, row.id, new.record.id, new.record.key, new.record.payload, now) for seq, new in numbered],
+            )
+            crash_point("feed.store.rows_written")
+            restarted = epoch > row.epoch
+            if restarted:
+                row = replace(row, epoch=epoch, floor=0, confirmed=False)
+            if cursor is not None and cursor != row.cursor:
+                row = replace(row, cursor=cursor, confirmed=False)
+            row = replace(row, stored_at=now)
+            _write(connection, row, first_seq=seqs.start if fresh else None)
+            crash_point("feed.store.cursor_written")
+        crash_point("feed.store.committed")
+        self._row = row
+        self._waiting += len(fresh)
+        if self._listening:
+            self._new.extend((seq, new.record.key) for seq, new in numbered)
+        self._arrived.set()
+        await self.inbox.stored_once_more()
+        return Stored(len(fresh), len(records) - len(fresh), restarted)
+
+    async def room(self) -> None:
+        """Back-pressure: wait while the backlog is full."""
+        while self._waiting >= self.inbox.max_backlog:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    def counts(self) -> Counts:
+        """The stream in numbers."""
+        running, dead = self.inbox.store.read("busy_counts", self._known().id)[0]
+        return Counts(done=self._done, waiting=self._waiting, in_flight=running, dead=dead)
+
+    # --- for the dispatcher ---
+
+    @property
+    def number(self) -> int:
+        """The stream's number in the file."""
+        return self._known().id
+
+    async def listen(self) -> Event:
+        """From now on remember what arrives for :meth:`arrivals`; the event is set when something did."""
+        row = await self._loaded("live")
+        self.recount(row.id)
+        self._new.clear()
+        self._listening = True
+        return self._arrived
+
+    def arrivals(self) -> list[tuple[int, str | None]]:
+        """The numbers and keys that arrived since the last call."""
+        arrived, self._new = self._new, []
+        return arrived
+
+    def pending_arrivals(self) -> list[tuple[int, str | None]]:
+        """What the next :meth:`arrivals` will give."""
+        return self._new
+
+    @property
+    def waiting(self) -> int:
+        """How many items wait, those that wait for a retry included."""
+        return self._waiting
+
+    def recount(self, number: int) -> None:
+        """Count what waits, from the file: at the start, and when another process has written to it."""
+        (self._waiting,) = self.inbox.store.read("waiting_count", number)[0]
+
+    def left(self, *, waiting: int, done: int) -> None:
+        """Items left the backlog (or came back to it, if negative) and were finished."""
+        self._waiting -= waiting
+        self._done += done
+        if self._waiting < self.inbox.max_backlog:
+            self._has_room.set()
+
+    # --- helpers, in the order they are called ---
+
+    async def _loaded(self, phase_if_new: str) -> "_Row":
+        if self._row is not None:
+            return self._row
+        store = self.inbox.store
+        found = store.read("stream", self.name)
+        if not found:
+            async with store.transaction(durable=True) as connection:
+                connection.execute(SQL["stream_add"], (self.name, phase_if_new))
+            crash_point("feed.begin.recorded")
+            self._is_new = True
+            found = store.read("stream", self.name)
+        number, cursor, confirmed, floor, epoch, stored_at, done = found[0]
+        known: Cursor = None if cursor is None else msgspec.json.decode(cursor)
+        self._row = _Row(number, known, bool(confirmed), floor, epoch, stored_at)
+        self._done = done
+        self.recount(number)
+        return self._row
+
+    def _known(self) -> "_Row":
+        if self._row is None:
+            raise FeedClosed(f"stream {self.name!r}: call begin() first")
+        return self._row
+
+    def _sorted_out(self, records: Sequence[Record], row: "_Row", *, by_digest: bool) -> tuple[list["_New"], int]:
+        """The records that are new, and the epoch after them."""
+        try:
+            ids = msgspec.json.encode([record.id for record in records]).decode()
+        except (AttributeError, TypeError) as err:
+            raise SourceError(f"stream {self.name!r}: a batch is Records whose ids are whole numbers or texts") from err
+        known: dict[RecordId, dict[bytes | None, int]] = {}
+        for known_id, known_epoch, known_digest in self.inbox.store.read("seen", row.id, ids):
+            known.setdefault(known_id, {})[known_digest] = known_epoch
+        fresh: list[_New] = []
+        epoch, floor = row.epoch, row.floor
+        for record in records:
+            twins = known.setdefault(record.id, {})
+            digest = hashlib.blake2b(record.payload, digest_size=8).digest() if by_digest else None
+            if digest in twins or (twins and not by_digest):
+                continue
+            below = by_digest and isinstance(record.id, int) and record.id < floor
+            if below or epoch in twins.values():
+                epoch, floor = epoch + 1, 0
+            twins[digest] = epoch
+            fresh.append(_New(record, epoch, digest))
+        return fresh, epoch
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A stream as it is in the file; the columns are explained in schema.sql."""
+
+    id: int
+    cursor: Cursor
+    confirmed: bool
+    floor: int
+    epoch: int
+    stored_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _New:
+    """A record that is not known yet."""
+
+    record: Record
+    epoch: int
+    digest: bytes | None
+
+
+def _write(connection: "sqlite3.Connection", row: _Row, *, first_seq: int | None = None) -> None:
+    cursor = None if row.cursor is None else msgspec.json.encode(row.cursor).decode()
+    connection.execute(
+        SQL["stream_advance"],
+        (cursor, row.confirmed, row.floor, row.epoch, row.stored_at, first_seq, row.id),
+    )
+
+
+def _dead_letter(row: tuple[int, str, RecordId, str | None, int, int, str | None, float, float, bytes]) -> DeadLetter:
+    number, stream, record_id, key, attempts, crashes, error, stored_at, died_at, payload = row
+    return DeadLetter(
+        number=number,
+        stream=stream,
+        id=record_id,
+        key=key,
+        attempts=attempts,
+        crashes=crashes,
+        error=error,
+        stored_at=datetime.fromtimestamp(stored_at, UTC),
+        died_at=datetime.fromtimestamp(died_at, UTC),
+        payload=payload,
+    )

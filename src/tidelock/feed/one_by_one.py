@@ -1,0 +1,183 @@
+"""The feed without a database: one update at a time, the cursor saved after each.
+
+Story 2 as it is written: process first, persist second, atomically; resume from disk; dedupe by id. What was in work
+when the process died comes again, so at most one update is handled twice. Nothing runs side by side, and an update
+that waits for a retry holds up the ones behind it; where that hurts, the inbox is the answer.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from tidelock.crashpoints import crash_point
+from tidelock.errors import FeedError, SourceError, SpecError
+from tidelock.feed.cursors import FileCursor
+from tidelock.feed.dispatcher import Listener, Retry
+from tidelock.feed.handling import KeyOf, call, keyed, retry_after_of
+from tidelock.feed.inbox import UPSTREAM_KEEPS_SECONDS
+from tidelock.feed.records import Batch, Cursor, Delivery, FirstRun, Position, Record, RecordId, Source
+from tidelock.feed.store import wall_clock
+
+RECENT_IDS: Final = 1000
+# As for the inbox's pump: the same offset asked twice within 3 s is served worse each time.
+SOURCE_RETRY: Final = Retry(seconds=3.0, cap_seconds=60.0)
+
+log = logging.getLogger("tidelock.feed")
+
+
+class PlainItem:
+    """An item of a feed without a database: what the handler gets. It has no transaction."""
+
+    __slots__ = ("attempt", "id", "key", "payload", "stream")
+
+    def __init__(self, stream: str, record: Record, attempt: int) -> None:
+        self.stream = stream
+        self.id = record.id
+        self.key = record.key
+        self.payload = record.payload
+        self.attempt = attempt
+
+    @property
+    def value(self) -> Any:
+        """The payload as JSON."""
+        return msgspec.json.decode(self.payload)
+
+    def transaction(self) -> Any:
+        """Needs an inbox: the ack and the writes can be one commit only in one database."""
+        raise FeedError("item.transaction() needs inbox=Inbox(...): a text file cannot commit together with a database")
+
+
+class OneByOne:
+    """A source, a file and a handler."""
+
+    def __init__(
+        self,
+        source: Source,
+        handler: Callable[[Any], Awaitable[object] | object],
+        cursor: FileCursor,
+        *,
+        key: KeyOf | None,
+        first_run: FirstRun,
+        delivery: Delivery,
+        max_attempts: int,
+        retry: Retry,
+        on_event: Listener | None,
+    ) -> None:
+        if first_run == "skip" and not hasattr(source, "skip_history"):
+            raise SpecError("first_run", first_run, f"take: the source {source.name!r} cannot skip its history")
+        self._source = source
+        self._handler = handler
+        self._cursor = cursor
+        self._key = key
+        self._first_run = first_run
+        self._early = delivery == "at-most-once"
+        self._max_attempts = max_attempts
+        self._retry = retry
+        self._on_event = on_event
+        self._recent: OrderedDict[tuple[RecordId, bytes], None] = OrderedDict()
+        self._confirmed: int | None = None
+        self.stopping = False
+        self.handling = False
+
+    async def run(self) -> None:
+        """Ask, handle, save, until the source is exhausted or ``stopping`` is set."""
+        at = self._cursor.load()
+        if at is None and self._first_run == "skip":
+            # Recorded before it is done: a crash in between must not skip what has come since.
+            self._cursor.save(0)
+            crash_point("feed.file.initialising")
+            skip: Callable[[], Awaitable[Cursor]] = self._source.skip_history  # type: ignore[attr-defined]  # checked
+            to = await skip()
+            if isinstance(to, int):
+                self._cursor.save(to)
+                at = to
+        failures = 0
+        while True:
+            try:
+                batch = await self._source.fetch(self._position(at))
+            except Exception as err:  # noqa: BLE001 - whatever a source raises: upstream is not under our control
+                failures += 1
+                wait = retry_after_of(err)
+                wait = SOURCE_RETRY.delay(failures, chance=1.0) if wait is None else wait
+                if failures == 1:
+                    self._tell("source-failed", error=f"{type(err).__name__}: {err}", retry_in=wait)
+                await asyncio.sleep(wait)  # noqa: TID251 - upstream tells nobody when it is back
+                continue
+            failures = 0
+            if batch is None:
+                return
+            self._confirmed = at if batch.asked and batch.asked == at and not batch.records else None
+            self.handling = True
+            for record in batch.records:
+                at = await self._one(record)
+                if self.stopping:
+                    return
+            self.handling = False
+            at = self._end_of(batch, at)
+
+    def _position(self, at: int | None) -> Position:
+        age = self._cursor.age_seconds(wall_clock())
+        stale = age is not None and age > UPSTREAM_KEEPS_SECONDS
+        return Position(at, 0 if at is None or at == self._confirmed or stale else at)
+
+    async def _one(self, record: Record) -> int:
+        if not isinstance(record.id, int):
+            raise SourceError(f"a FileCursor holds one whole number; the id {record.id!r} is not one: use an Inbox")
+        mark = (record.id, hashlib.blake2b(record.payload, digest_size=8).digest())
+        after = record.id + 1
+        if mark not in self._recent:
+            if self._early:
+                self._cursor.save(after)
+            await self._handle(record if self._key is None else keyed(record, self._key))
+            crash_point("feed.file.handled")
+            self._recent[mark] = None
+            if len(self._recent) > RECENT_IDS:
+                self._recent.popitem(last=False)
+        self._cursor.save(after)
+        crash_point("feed.file.saved")
+        self._cursor.forget_attempts()
+        return after
+
+    async def _handle(self, record: Record) -> None:
+        attempts = self._cursor.attempts_of(record.id)
+        error = f"the process died during attempt {attempts}"
+        while attempts < self._max_attempts:
+            attempts += 1
+            self._cursor.note_attempt(record.id, attempts)
+            crash_point("feed.file.attempt_noted")
+            try:
+                await call(self._handler, PlainItem(self._source.name, record, attempts))
+            except Exception as err:  # noqa: BLE001 - the user's handler
+                error = f"{type(err).__name__}: {err}"
+                if self._early:
+                    break
+                if attempts < self._max_attempts:
+                    await asyncio.sleep(self._retry.delay(attempts, chance=1.0))  # noqa: TID251 - a backoff is time
+            else:
+                return
+        facts = {"id": record.id, "key": record.key, "attempts": attempts, "error": error}
+        self._cursor.set_aside({**facts, "payload": record.payload.decode("utf-8", errors="replace")})
+        crash_point("feed.file.set_aside")
+        self._tell("dead-letter", **facts)
+
+    def _end_of(self, batch: Batch, at: int | None) -> int | None:
+        if isinstance(batch.cursor, int) and batch.cursor != at:
+            self._cursor.save(batch.cursor)
+            return batch.cursor
+        return at
+
+    def _tell(self, what: str, **facts: object) -> None:
+        event = {"feed": self._source.name, "what": what} | {
+            name: fact for name, fact in facts.items() if fact is not None
+        }
+        log.warning("%s", event)
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:
+                log.exception("a listener of stream %r raised", self._source.name)

@@ -1,0 +1,266 @@
+"""Replies that were promised are sent, once the promise is on disk.
+
+``outbox.put(db, ...)`` writes a reply in the same transaction as the handler's own writes and its ack, so a crash cannot
+separate them. The sender takes up what is committed: in order per key (a chat), side by side across keys, with retry.
+That a message is about to be sent is synced before it is sent, so a power cut cannot undo a promise that was already
+kept. A crash between sending and noting it sends the message again: the other side cannot tell us what it has seen.
+
+An error with ``retry_after`` (Telegram's 429) makes that key wait so long and costs no attempt. After ``max_attempts``
+the message is a dead letter and the key flows on.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from tidelock.crashpoints import crash_point
+from tidelock.errors import InboxUnavailable
+from tidelock.feed.dispatcher import ERROR_TEXT_LENGTH, Listener, Retry
+from tidelock.feed.handling import call, retry_after_of
+from tidelock.feed.inbox import Inbox
+from tidelock.feed.lanes import LaneKey, Lanes
+from tidelock.feed.store import SQL, Transaction
+
+MAX_ATTEMPTS: Final = 8
+CONCURRENCY: Final = 8
+DISK_RETRY_SECONDS: Final = 1.0
+LOOK_FOR_REVIVED_SECONDS: Final = 2.0
+
+log = logging.getLogger("tidelock.feed")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One reply on its way. ``number`` is its number in the file, ``attempt`` counts from 1."""
+
+    number: int
+    key: str | None
+    payload: bytes
+    attempt: int
+
+    @property
+    def value(self) -> Any:
+        """The payload as JSON."""
+        return msgspec.json.decode(self.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class UnsentMessage:
+    """A reply that was set aside."""
+
+    number: int
+    outbox: str
+    key: str | None
+    attempts: int
+    error: str | None
+    put_at: datetime
+    died_at: datetime
+    payload: bytes
+
+
+class Outbox:
+    """Replies in the inbox's file. ``name`` tells several outboxes of one file apart."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        name: str = "replies",
+        *,
+        max_attempts: int = MAX_ATTEMPTS,
+        retry: Retry | None = None,
+        on_event: Listener | None = None,
+    ) -> None:
+        self.inbox = inbox
+        self.name = name
+        self._max_attempts = max_attempts
+        self._retry = retry or Retry()
+        self._on_event = on_event
+        self._lanes = Lanes()
+        self._loaded = False
+        self._changed = asyncio.Event()
+
+    def put(self, db: Transaction, value: Any, *, key: str | None = None) -> int:
+        """Promise a reply, inside a transaction; it is sent after the commit. The answer is its number."""
+        payload = value if isinstance(value, bytes) else msgspec.json.encode(value)
+        written = db.execute(SQL["outbox_put"], (self.name, key, payload, self.inbox.store.clock()))
+        number = int(written.lastrowid or 0)
+        db.after_commit(lambda: self._arrived(number, key))
+        return number
+
+    async def add(self, value: Any, *, key: str | None = None) -> int:
+        """Promise a message in a transaction of its own."""
+        async with self.inbox.transaction() as db:
+            return self.put(db, value, key=key)
+
+    async def run(
+        self, send: Callable[[Message], Awaitable[object] | object], *, concurrency: int = CONCURRENCY
+    ) -> None:
+        """Send what was promised, until cancelled. ``send(message)`` returns when it was sent and raises otherwise."""
+        await self.inbox.open()
+        try:
+            self._load()
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    for number, lane in await self._next(concurrency):
+                        group.create_task(self._deliver(send, number, lane))
+        finally:
+            self._loaded = False
+            await self.inbox.close()
+
+    async def sent(self) -> None:
+        """Wait until nothing is left to send (dead letters do not count)."""
+        while self.waiting():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def waiting(self) -> int:
+        """How many replies are still to be sent."""
+        return int(self.inbox.store.read("outbox_count", self.name)[0][0])
+
+    # --- dead letters ---
+
+    def dead_letters(self, *, limit: int = -1) -> list[UnsentMessage]:
+        """What could not be sent, oldest first."""
+        return unsent_messages(self.inbox, outbox=self.name, limit=limit)
+
+    # --- the sender ---
+
+    def _load(self) -> None:
+        store, loop = self.inbox.store, asyncio.get_running_loop()
+        self._lanes = Lanes()
+        for number, key, due_at in store.each("outbox_waiting", self.name):
+            lane = self._lanes.add(number, key)
+            if due_at > store.clock():
+                self._lanes.delay(lane, loop.time() + min(due_at - store.clock(), self._retry.cap_seconds))
+        self._version = store.changed_by_others()
+        self._loaded = True
+
+    def _arrived(self, number: int, key: str | None) -> None:
+        if self._loaded:
+            self._lanes.add(number, key)
+        self._changed.set()
+
+    async def _next(self, concurrency: int) -> list[tuple[int, LaneKey]]:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._changed.clear()
+            picked = self._lanes.pick(concurrency - self._lanes.in_flight, loop.time())
+            if picked:
+                return picked
+            timeout, due = LOOK_FOR_REVIVED_SECONDS, self._lanes.next_due()
+            if due is not None:
+                timeout = max(0.0, min(timeout, due - loop.time()))
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._changed.wait()
+            except TimeoutError:
+                self._look_for_revived()
+
+    def _look_for_revived(self) -> None:
+        version = self.inbox.store.changed_by_others()
+        if version != self._version:
+            self._version = version
+            known = self._lanes.seqs()
+            for number, key, _ in self.inbox.store.each("outbox_waiting", self.name):
+                if number not in known and not self._lanes.is_busy(number, key):
+                    self._lanes.revive(number, key)
+
+    async def _deliver(self, send: Callable[[Message], Awaitable[object] | object], number: int, lane: LaneKey) -> None:
+        due: float | None = None
+        try:
+            due = await self._try(send, number)
+        except InboxUnavailable as err:
+            # It stays in the file as "being sent" or as it was; either way it is sent (again) later.
+            self._tell("inbox-unavailable", error=str(err))
+            due = DISK_RETRY_SECONDS
+        finally:
+            if due is None:
+                self._lanes.release(lane)
+            else:
+                self._lanes.put_back(number, lane, asyncio.get_running_loop().time() + due)
+            self._changed.set()
+
+    async def _try(self, send: Callable[[Message], Awaitable[object] | object], number: int) -> float | None:
+        """Send one message; the answer is how long it has to wait for another try, or None if it is settled."""
+        store = self.inbox.store
+        async with store.transaction(durable=True) as connection:
+            row = connection.execute(SQL["outbox_sending"], (number,)).fetchone()
+        if row is None:
+            return None
+        crash_point("feed.outbox.sending")
+        message = Message(number, *row)
+        try:
+            await call(send, message)
+        except Exception as err:  # noqa: BLE001 - the user's sender
+            return await self._not_sent(message, err)
+        crash_point("feed.outbox.sent")
+        async with store.transaction() as connection:
+            connection.execute(SQL["outbox_sent"], (number,))
+        crash_point("feed.outbox.noted")
+        return None
+
+    async def _not_sent(self, message: Message, err: Exception) -> float | None:
+        store = self.inbox.store
+        error = f"{type(err).__name__}: {err}"[:ERROR_TEXT_LENGTH]
+        asked = retry_after_of(err)
+        if asked is None and message.attempt >= self._max_attempts:
+            async with store.transaction() as connection:
+                connection.execute(SQL["outbox_dead"], (error, store.clock(), message.number))
+            facts = {"number": message.number, "key": message.key, "attempts": message.attempt, "error": error}
+            self._tell("unsent", **facts)
+            return None
+        # Being asked to wait is not the message's fault, so it costs no attempt.
+        delay = asked if asked is not None else self._retry.delay(message.attempt, random.random())  # noqa: S311 - jitter
+        async with store.transaction() as connection:
+            given_back = int(asked is not None)
+            connection.execute(SQL["outbox_retry"], (store.clock() + delay, error, given_back, message.number))
+        return delay
+
+    def _tell(self, what: str, **facts: object) -> None:
+        event = {"feed": self.name, "what": what} | {name: fact for name, fact in facts.items() if fact is not None}
+        log.warning("%s", event)
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:
+                log.exception("a listener of outbox %r raised", self.name)
+
+
+def unsent_messages(
+    inbox: Inbox, *, outbox: str | None = None, number: int | None = None, limit: int = -1
+) -> list[UnsentMessage]:
+    """Dead letters of the outboxes of a file."""
+    rows = inbox.store.read("outbox_dead_list", outbox, outbox, number, number, limit)
+    return [
+        UnsentMessage(
+            number=row[0],
+            outbox=row[1],
+            key=row[2],
+            attempts=row[3],
+            error=row[4],
+            put_at=datetime.fromtimestamp(row[5], UTC),
+            died_at=datetime.fromtimestamp(row[6], UTC),
+            payload=row[7],
+        )
+        for row in rows
+    ]
+
+
+async def retry_unsent(inbox: Inbox, number: int) -> bool:
+    """Let an unsent message be tried again. False if there is none."""
+    async with inbox.store.transaction() as connection:
+        revived = connection.execute(SQL["outbox_dead_retry"], (number,)).rowcount == 1
+    inbox.store.revivals += revived
+    return revived
+
+
+async def drop_unsent(inbox: Inbox, number: int) -> bool:
+    """Forget an unsent message for good. False if there is none."""
+    async with inbox.store.transaction() as connection:
+        return connection.execute(SQL["outbox_dead_drop"], (number,)).rowcount == 1

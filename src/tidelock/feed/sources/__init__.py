@@ -1,0 +1,1 @@
+"""Where things come from. Each source stands alone and knows nothing of inboxes."""

@@ -1,0 +1,125 @@
+-- Every statement of the feed, by name. Loaded by tidelock.feed.store.
+
+-- name: version
+SELECT max(version) FROM tidelock_feed_version;
+
+-- name: stream
+SELECT id, cursor, confirmed, floor, epoch, stored_at, done FROM tidelock_stream WHERE name = ?;
+
+-- name: stream_add
+INSERT INTO tidelock_stream (name, phase) VALUES (?, ?);
+
+-- name: stream_advance
+UPDATE tidelock_stream
+SET phase = 'live', cursor = ?, confirmed = ?, floor = ?, epoch = ?, stored_at = ?,
+    last_batch = coalesce(?, last_batch)
+WHERE id = ?;
+
+-- name: stream_done
+UPDATE tidelock_stream SET done = done + ? WHERE id = ?;
+
+-- name: last_seq
+SELECT max((SELECT coalesce(max(seq), 0) FROM tidelock_seen), (SELECT coalesce(max(seq), 0) FROM tidelock_item));
+
+-- name: seen
+SELECT id, epoch, digest FROM tidelock_seen WHERE stream = ? AND id IN (SELECT value FROM json_each(?));
+
+-- name: seen_add
+INSERT INTO tidelock_seen (seq, stream, id, epoch, digest, stored_at) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: seen_oldest
+SELECT s.seq, s.stored_at, s.seq >= t.last_batch FROM tidelock_seen AS s JOIN tidelock_stream AS t ON t.id = s.stream
+ORDER BY s.seq;
+
+-- name: seen_forget
+DELETE FROM tidelock_seen WHERE seq = ?;
+
+-- name: item_add
+INSERT INTO tidelock_item (seq, stream, id, key, payload, stored_at) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: item_add_dead
+INSERT INTO tidelock_item (seq, stream, id, key, payload, stored_at, state, attempts, error, died_at)
+VALUES (?, ?, ?, ?, ?, ?, 2, ?, ?, ?);
+
+-- name: items_waiting
+SELECT seq, key, due_at, attempts, crashes FROM tidelock_item WHERE stream = ? AND state = 0 ORDER BY seq;
+
+-- name: items_interrupted
+UPDATE tidelock_item SET state = 0, crashes = crashes + 1, due_at = 0 WHERE stream = ? AND state = 1;
+
+-- name: items_crashed_out
+UPDATE tidelock_item SET state = 2, died_at = ?, error = coalesce(error || '; ', '') || ?, told = 0
+WHERE stream = ? AND state = 0 AND attempts >= ? AND crashes > 0
+RETURNING seq, id, key, attempts, error;
+
+-- name: item_take
+UPDATE tidelock_item SET state = 1, attempts = attempts + 1 WHERE seq = ? AND state = 0
+RETURNING id, key, payload, attempts, stored_at;
+
+-- name: item_done
+DELETE FROM tidelock_item WHERE seq = ?;
+
+-- name: item_retry
+UPDATE tidelock_item SET state = 0, due_at = ?, error = ? WHERE seq = ?;
+
+-- name: item_hand_back
+UPDATE tidelock_item SET state = 0, attempts = attempts - 1, due_at = 0 WHERE seq = ? AND state = 1;
+
+-- name: item_dead
+UPDATE tidelock_item SET state = 2, error = ?, died_at = ?, told = 0 WHERE seq = ?;
+
+-- name: items_untold
+SELECT seq, id, key, attempts, error FROM tidelock_item WHERE stream = ? AND state = 2 AND told = 0 LIMIT 100;
+
+-- name: item_told
+UPDATE tidelock_item SET told = 1 WHERE seq = ?;
+
+-- name: waiting_count
+SELECT count(*) FROM tidelock_item WHERE stream = ? AND state = 0;
+
+-- name: busy_counts
+SELECT coalesce(sum(state = 1), 0), coalesce(sum(state = 2), 0) FROM tidelock_item WHERE stream = ? AND state != 0;
+
+-- name: dead_list
+SELECT i.seq, t.name, i.id, i.key, i.attempts, i.crashes, i.error, i.stored_at, i.died_at, i.payload
+FROM tidelock_item AS i JOIN tidelock_stream AS t ON t.id = i.stream
+WHERE i.state = 2 AND (? IS NULL OR t.name = ?) AND (? IS NULL OR i.seq = ?)
+ORDER BY i.seq LIMIT ?;
+
+-- name: dead_retry
+UPDATE tidelock_item SET state = 0, attempts = 0, crashes = 0, due_at = 0 WHERE seq = ? AND state = 2;
+
+-- name: dead_drop
+DELETE FROM tidelock_item WHERE seq = ? AND state = 2;
+
+-- name: outbox_put
+INSERT INTO tidelock_outbox (outbox, key, payload, put_at) VALUES (?, ?, ?, ?);
+
+-- name: outbox_waiting
+SELECT seq, key, due_at FROM tidelock_outbox WHERE outbox = ? AND state < 2 ORDER BY seq;
+
+-- name: outbox_sending
+UPDATE tidelock_outbox SET state = 1, attempts = attempts + 1 WHERE seq = ? AND state < 2
+RETURNING key, payload, attempts;
+
+-- name: outbox_sent
+DELETE FROM tidelock_outbox WHERE seq = ?;
+
+-- name: outbox_retry
+UPDATE tidelock_outbox SET state = 0, due_at = ?, error = ?, attempts = attempts - ? WHERE seq = ?;
+
+-- name: outbox_dead
+UPDATE tidelock_outbox SET state = 2, error = ?, died_at = ? WHERE seq = ?;
+
+-- name: outbox_count
+SELECT coalesce(sum(state < 2), 0), coalesce(sum(state = 2), 0) FROM tidelock_outbox WHERE outbox = ?;
+
+-- name: outbox_dead_list
+SELECT seq, outbox, key, attempts, error, put_at, died_at, payload FROM tidelock_outbox
+WHERE state = 2 AND (? IS NULL OR outbox = ?) AND (? IS NULL OR seq = ?) ORDER BY seq LIMIT ?;
+
+-- name: outbox_dead_retry
+UPDATE tidelock_outbox SET state = 0, attempts = 0, due_at = 0 WHERE seq = ? AND state = 2;
+
+-- name: outbox_dead_drop
+DELETE FROM tidelock_outbox WHERE seq = ? AND state = 2;
