@@ -1,0 +1,117 @@
+"""The page: an HTML shell, its ES modules and its style sheets, served as they lie in this folder.
+
+Owns the routes ``/`` and ``/static/…`` and the security headers on them. Promises that nothing here holds data of a
+deck (so both need no login: the page asks the API, and shows its login form when the API says 401), that nothing
+is built (a file that is changed is served changed), and that the browser loads nothing from another host and runs
+no inline script or style: the Content-Security-Policy forbids both, and Trusted Types forbid writing markup as text.
+"""
+
+from email.utils import formatdate
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from litestar import Request, Response, get
+from litestar.datastructures import State as AppState
+from litestar.exceptions import NotFoundException
+from litestar.handlers import HTTPRouteHandler
+from litestar.status_codes import HTTP_304_NOT_MODIFIED
+
+from tidelock import __version__
+
+_HERE: Final = Path(__file__).resolve().parent
+_STATIC: Final = _HERE / "static"
+
+CONTENT_SECURITY_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "manifest-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+
+_HEADERS: Final = {
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "x-content-type-options": "nosniff",
+    # The login link carries the token in its address; it must not travel on in a Referer.
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    # Always ask again: the answer is usually an empty 304, and an upgraded daemon never meets yesterday's modules.
+    "cache-control": "no-cache",
+}
+
+_MEDIA_TYPES: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".webmanifest": "application/manifest+json",
+}
+
+
+def create_dashboard_routes() -> list[HTTPRouteHandler]:
+    """The route handlers of the page, to be mounted beside the API's."""
+    return [_page, _static_file]
+
+
+@get("/", include_in_schema=False, sync_to_thread=False)
+def _page(request: Request[object, object, AppState]) -> Response[bytes]:
+    body = _shell(_newest_change()).encode()
+    return _answer(request, body, ".html", modified=_newest_change())
+
+
+@get("/static/{path:path}", include_in_schema=False, sync_to_thread=False)
+def _static_file(request: Request[object, object, AppState], path: PurePosixPath) -> Response[bytes]:
+    file = (_STATIC / str(path).lstrip("/")).resolve()
+    # Resolved before it is compared, so that neither ".." nor a link leads out of the folder.
+    if not file.is_relative_to(_STATIC) or file.suffix not in _MEDIA_TYPES or not file.is_file():
+        raise NotFoundException(detail=f"no file {str(path)!r} belongs to the page")
+    return _answer(request, file.read_bytes(), file.suffix, modified=file.stat().st_mtime)
+
+
+def _answer(
+    request: Request[object, object, AppState], body: bytes, suffix: str, *, modified: float
+) -> Response[bytes]:
+    etag = f'"{blake2b(body, digest_size=12).hexdigest()}"'
+    headers = {**_HEADERS, "etag": etag, "last-modified": formatdate(modified, usegmt=True)}
+    if etag in request.headers.get("if-none-match", ""):
+        return Response(b"", status_code=HTTP_304_NOT_MODIFIED, headers=headers)
+    return Response(body, media_type=_MEDIA_TYPES[suffix], headers=headers)
+
+
+def _newest_change() -> float:
+    return max(file.stat().st_mtime for file in (*_STATIC.rglob("*"), *_HERE.glob("templates/*")) if file.is_file())
+
+
+@cache
+def _shell(_changed: float) -> str:
+    """The HTML with every style sheet and module named, so that adding a widget is adding its two files."""
+    environment = Environment(
+        loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, auto_reload=False
+    )
+    return environment.get_template("index.html").render(
+        version=__version__,
+        # Layers first (theme), then vendors, then one sheet per widget and view: later ones may refine earlier ones.
+        styles=[_address(file) for folder in ("theme", "vendor", "widgets", "views") for file in _files(folder, "*.css")],
+        modules=[_address(file) for folder in ("core", "widgets", "views") for file in _files(folder, "*.js")],
+    )
+
+
+def _files(folder: str, pattern: str) -> list[Path]:
+    return sorted((_STATIC / folder).glob(pattern))
+
+
+def _address(file: Path) -> str:
+    return f"static/{file.relative_to(_STATIC).as_posix()}"

@@ -1,0 +1,37 @@
+// Keyboard: a view says which keys it hears and what they do; the help dialog shows exactly these.
+import { useEffect } from './html.js';
+
+const layers = [];
+
+/** keys: {'j': ['Next worker', run], …}; heard while the component is mounted, the newest layer first. */
+export function useKeys(group, keys) {
+  useEffect(() => {
+    const layer = { group, keys };
+    layers.push(layer);
+    return () => layers.splice(layers.indexOf(layer), 1);
+  });
+}
+
+export const knownKeys = () => layers.map(({ group, keys }) => ({
+  group,
+  keys: Object.entries(keys).map(([key, [label]]) => ({ key, label })),
+}));
+
+addEventListener('keydown', (press) => {
+  if (press.defaultPrevented || press.ctrlKey || press.metaKey || press.altKey) return;
+  const target = press.target;
+  const typing = target instanceof Element && target.closest('input:not([type=checkbox]):not([type=radio]), textarea, select, [contenteditable]');
+  if (typing) {
+    if (press.key === 'Escape') target.blur();
+    return;
+  }
+  if (document.querySelector('dialog[open]')) return;
+  for (const { keys } of layers.toReversed()) {
+    const entry = keys[press.key];
+    if (entry) {
+      press.preventDefault();
+      entry[1](press);
+      return;
+    }
+  }
+});

@@ -1,0 +1,166 @@
+// Add a worker: from a template or from a command. The daemon validates; its answer names the field, and the error
+// is shown at that field. Nothing is checked twice here, so the rules live in one place.
+import { html, classes, useEffect, useRef, useState } from '../core/html.js';
+import { api } from '../core/api.js';
+import { learn } from '../core/deck.js';
+import { go, link } from '../core/router.js';
+import { ask } from '../widgets/confirm.js';
+import { Field, Pairs } from '../widgets/fields.js';
+import { Icon } from '../widgets/icons.js';
+import { say } from '../widgets/toast.js';
+import { split } from '../widgets/words.js';
+
+const FRESH = {
+  name: '', template: '', command: '', cwd: '', lifetime: 'adoptable', port: false, env: [], secrets: [], labels: [],
+  policy: 'on-failure', max_crashes: '', window_seconds: '', backoff_seconds: '', grace_seconds: '', signal: '',
+  health: 'none', health_target: '', interval_seconds: '', watchdog_seconds: '', memory_mb: '', pids: '', open_files: '', nice: '',
+};
+
+export function AddView({ params }) {
+  const [templates, setTemplates] = useState(null);
+  const [mode, setMode] = useState(params.template ? 'template' : 'command');
+  const [form, setForm] = useState({ ...FRESH, template: params.template || '' });
+  const [problem, setProblem] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const element = useRef(null);
+  const set = (key) => (value) => setForm((before) => ({ ...before, [key]: value }));
+
+  useEffect(() => {
+    document.title = 'Add a worker · Tidelock';
+    api.templates().then((list) => {
+      setTemplates(list);
+      if (list.length && !params.template) {
+        setMode('template');
+        setForm((before) => ({ ...before, template: before.template || list[0].name }));
+      }
+    }, () => setTemplates([]));
+  }, []);
+
+  // Bring the reader to the first refused field.
+  useEffect(() => {
+    if (problem) (element.current?.querySelector('[aria-invalid=true]') || element.current?.querySelector('.form-problem'))?.focus();
+  }, [problem]);
+
+  const submit = async (e, replace = false) => {
+    e?.preventDefault();
+    setBusy(true);
+    setProblem(null);
+    try {
+      const status = await api.add(requestOf(mode, form), replace);
+      learn(status);
+      say(`${status.name} started`);
+      go(`/workers/${encodeURIComponent(status.name)}`);
+    } catch (failure) {
+      setBusy(false);
+      if (failure.status === 409 && !replace) {
+        const again = await ask({ title: `Replace ${form.name}?`, text: `${failure.message}`, confirm: 'Stop it and replace it', danger: true });
+        if (again) submit(null, true);
+        return;
+      }
+      setProblem(failure);
+    }
+  };
+
+  const template = templates?.find(({ name }) => name === form.template);
+  const errorFor = (...fields) => (problem?.field && fields.some((field) => problem.field === field || problem.field.startsWith(`${field}[`) || problem.field.startsWith(`${field}.`)) ? problem.message : null);
+  const placed = problem && element.current && ANCHORS.some((field) => errorFor(field));
+  const words = split(form.command);
+  return html`
+    <div class="add-view">
+      <header><h1>Add a worker</h1><p class="quiet">It starts at once, and is kept running until somebody stops it.</p></header>
+      <form class="add-form" ref=${element} onSubmit=${submit} novalidate>
+        ${problem && !placed && html`<div class="form-problem banner tone-bad" role="alert" tabindex="-1"><p><strong>${problem.title || 'Not added'}.</strong> ${problem.message}</p></div>`}
+        <fieldset class="panel"><legend>Who</legend>
+          <${Field} label="Name" name="name" value=${form.name} onInput=${set('name')} error=${errorFor('name')} hint="Usually a user id: letters, digits and . _ - @ : +" autofocus autocomplete="off" spellcheck=${false} />
+        </fieldset>
+        <fieldset class="panel"><legend>What it runs</legend>
+          <div class="segments" role="radiogroup" aria-label="Made from">
+            ${[['template', 'A template'], ['command', 'A command']].map(([key, title]) => html`
+              <label key=${key} class=${classes('segment', mode === key && 'is-on')}><input type="radio" name="mode" value=${key} checked=${mode === key} disabled=${key === 'template' && templates?.length === 0} onChange=${() => setMode(key)} />${title}</label>`)}
+          </div>
+          ${mode === 'template' ? html`
+            <div class=${classes('field', errorFor('template') && 'is-wrong')}><label for="f-template">Template</label>
+              <select id="f-template" name="template" value=${form.template} aria-invalid=${errorFor('template') ? 'true' : undefined} onChange=${(e) => set('template')(e.target.value)}>
+                ${(templates || []).map(({ name }) => html`<option key=${name} value=${name} selected=${name === form.template}>${name}</option>`)}</select>
+              ${errorFor('template', 'command') && html`<p class="field-error" role="alert">${errorFor('template', 'command')}</p>`}
+              ${template?.spec?.command && html`<p class="field-hint"><code>${template.spec.command.join(' ')}</code></p>`}
+            </div>` : html`
+            <${Field} label="Command" name="command" value=${form.command} onInput=${set('command')} error=${errorFor('command') || (words.open ? 'A quote is not closed.' : null)} mono placeholder="python3 bot.py --user alice" spellcheck=${false} autocomplete="off"
+              hint=${words.words.length ? html`Runs as ${words.words.map((word, i) => html`<code class="word" key=${i}>${word}</code>`)}` : 'The program and its arguments, quoted as in a shell. No shell is started.'} />
+            <${Field} label="Working directory" name="cwd" value=${form.cwd} onInput=${set('cwd')} error=${errorFor('cwd')} mono hint="Empty: the worker's own data directory." />`}
+        </fieldset>
+        <fieldset class="panel"><legend>Its environment</legend>
+          <${Pairs} title="Variables" name="env" pairs=${form.env} onPairs=${set('env')} error=${errorFor('env')} keyLabel="Variable" />
+          ${mode === 'command' && html`
+            <${Pairs} title="Secrets" name="secrets" pairs=${form.secrets} onPairs=${set('secrets')} error=${errorFor('secrets')} keyLabel="Secret" secret hint="Reach the worker as files in $CREDENTIALS_DIRECTORY; never shown again." />`}
+        </fieldset>
+        ${mode === 'command' && html`
+        <fieldset class="panel"><legend>When the owner dies</legend>
+          <div class="cards" role="radiogroup" aria-label="Lifetime">
+            ${[['adoptable', 'Adoptable', 'It keeps running, and the next owner takes it over.'], ['bound', 'Bound', 'It ends with the owner, whether it cooperates or not.']].map(([key, title, text]) => html`
+              <label key=${key} class=${classes('card', form.lifetime === key && 'is-on')}><input type="radio" name="lifetime" value=${key} checked=${form.lifetime === key} onChange=${() => set('lifetime')(key)} /><span><b>${title}</b><span>${text}</span></span></label>`)}
+          </div>
+        </fieldset>
+        <details class="panel more-fields" open=${Boolean(problem?.field && /^(restart|stop|health|limits|labels|port)/.test(problem.field)) || undefined}><summary>Policies, health and limits</summary>
+          <div class="field-grid">
+            <div class=${classes('field', errorFor('restart.policy') && 'is-wrong')}><label for="f-policy">Restart</label><select id="f-policy" name="restart.policy" value=${form.policy} onChange=${(e) => set('policy')(e.target.value)}>${['on-failure', 'always', 'never'].map((policy) => html`<option key=${policy} selected=${policy === form.policy}>${policy}</option>`)}</select>
+              ${errorFor('restart.policy') && html`<p class="field-error" role="alert">${errorFor('restart.policy')}</p>`}</div>
+            <${Field} label="Crashes allowed" name="restart.max_crashes" value=${form.max_crashes} onInput=${set('max_crashes')} error=${errorFor('restart.max_crashes')} placeholder="5" inputmode="numeric" />
+            <${Field} label="within seconds" name="restart.window_seconds" value=${form.window_seconds} onInput=${set('window_seconds')} error=${errorFor('restart.window_seconds')} placeholder="300" inputmode="numeric" />
+            <${Field} label="First backoff, seconds" name="restart.backoff_seconds" value=${form.backoff_seconds} onInput=${set('backoff_seconds')} error=${errorFor('restart.backoff_seconds', 'restart.backoff_cap_seconds')} placeholder="1" inputmode="decimal" />
+            <${Field} label="Stop signal" name="stop.signal" value=${form.signal} onInput=${set('signal')} error=${errorFor('stop.signal')} placeholder="TERM" />
+            <${Field} label="Grace, seconds" name="stop.grace_seconds" value=${form.grace_seconds} onInput=${set('grace_seconds')} error=${errorFor('stop.grace_seconds')} placeholder="5" inputmode="decimal" />
+            <div class="field"><label for="f-health">Health check</label><select id="f-health" value=${form.health} onChange=${(e) => set('health')(e.target.value)}>${[['none', 'none'], ['notify', 'READY=1 (sd_notify)'], ['http', 'HTTP'], ['tcp', 'TCP'], ['command', 'a command']].map(([key, title]) => html`<option key=${key} value=${key} selected=${key === form.health}>${title}</option>`)}</select></div>
+            ${['http', 'tcp', 'command'].includes(form.health) && html`<${Field} label="Check" name="health.${form.health}" value=${form.health_target} onInput=${set('health_target')} error=${errorFor(`health.${form.health}`, 'health')} mono placeholder=${{ http: 'http://127.0.0.1:$PORT/healthz', tcp: '127.0.0.1:$PORT', command: 'test -f ready' }[form.health]} />`}
+            ${form.health !== 'none' && html`<${Field} label="Watchdog, seconds" name="health.watchdog_seconds" value=${form.watchdog_seconds} onInput=${set('watchdog_seconds')} error=${errorFor('health.watchdog_seconds')} placeholder="none" inputmode="decimal" />`}
+            <${Field} label="Memory limit, MB" name="limits.memory_bytes" value=${form.memory_mb} onInput=${set('memory_mb')} error=${errorFor('limits.memory_bytes')} placeholder="none" inputmode="numeric" />
+            <${Field} label="Open files" name="limits.open_files" value=${form.open_files} onInput=${set('open_files')} error=${errorFor('limits.open_files')} placeholder="none" inputmode="numeric" />
+            <${Field} label="Nice" name="limits.nice" value=${form.nice} onInput=${set('nice')} error=${errorFor('limits.nice')} placeholder="0" inputmode="numeric" />
+          </div>
+          <label class="check"><input type="checkbox" name="port" checked=${form.port} onChange=${(e) => set('port')(e.target.checked)} />Give it a port in <code>$PORT</code></label>
+          <${Pairs} title="Labels" name="labels" pairs=${form.labels} onPairs=${set('labels')} error=${errorFor('labels')} keyLabel="Label" />
+        </details>`}
+        <div class="form-acts"><button class="button is-primary" disabled=${busy}><${Icon} name="start" size=${14} />${busy ? 'Starting…' : 'Add and start'}</button><a class="button" href=${link('/')}>Cancel</a></div>
+      </form>
+    </div>`;
+}
+
+const ANCHORS = [
+  'name', 'template', 'command', 'cwd', 'env', 'secrets', 'restart.policy', 'restart.max_crashes', 'restart.window_seconds', 'restart.backoff_seconds',
+  'restart.backoff_cap_seconds', 'stop.signal', 'stop.grace_seconds', 'health', 'limits.memory_bytes', 'limits.open_files', 'limits.nice', 'labels',
+];
+
+// --- the request, pure -------------------------------------------------------------------------------------------
+
+/** A number where a number was typed; what else was typed goes to the daemon as it is, which refuses it by name. */
+const number = (text) => (text.trim() !== '' && Number.isFinite(Number(text)) ? Number(text) : text.trim());
+
+function some(entries) {
+  const given = Object.entries(entries).filter(([, value]) => value !== '' && value !== undefined && value !== null);
+  return given.length ? Object.fromEntries(given) : undefined;
+}
+
+const mapping = (pairs) => (pairs.length ? Object.fromEntries(pairs.filter(([key, value]) => key || value)) : undefined);
+
+function requestOf(mode, form) {
+  const env = mapping(form.env);
+  if (mode === 'template') return { name: form.name.trim(), template: form.template, ...(env ? { env } : {}) };
+  const secrets = mapping(form.secrets);
+  const megabytes = number(form.memory_mb);
+  const spec = some({
+    cwd: form.cwd.trim(), env, labels: mapping(form.labels),
+    secrets: secrets && Object.fromEntries(Object.entries(secrets).map(([key, value]) => [key, { value }])),
+    restart: some({ policy: form.policy === 'on-failure' ? '' : form.policy, max_crashes: number(form.max_crashes), window_seconds: number(form.window_seconds), backoff_seconds: number(form.backoff_seconds) }),
+    stop: some({ signal: form.signal.trim(), grace_seconds: number(form.grace_seconds) }),
+    limits: some({ memory_bytes: typeof megabytes === 'number' ? Math.round(megabytes * 1e6) : megabytes, open_files: number(form.open_files), nice: number(form.nice) }),
+    health: healthOf(form),
+  });
+  return { name: form.name.trim(), spec: { command: split(form.command).words, lifetime: form.lifetime, ...(form.port ? { port: true } : {}), ...spec } };
+}
+
+function healthOf(form) {
+  if (form.health === 'none') return undefined;
+  const watchdog = number(form.watchdog_seconds);
+  const check = form.health === 'notify' ? { notify: true } : { [form.health]: form.health === 'command' ? split(form.health_target).words : form.health_target.trim() };
+  return { ...check, ...(watchdog === '' ? {} : { watchdog_seconds: watchdog }) };
+}

@@ -1,0 +1,17 @@
+// What can be done to all selected workers at once.
+import { html } from '../core/html.js';
+import { plural } from '../core/format.js';
+import { Icon } from './icons.js';
+import { act, VERBS } from './verbs.js';
+
+export function BulkBar({ names, onClear }) {
+  if (!names.length) return null;
+  const run = async (verb) => { if (await act(verb, names)) onClear(); };
+  return html`
+    <div class="bulk-bar" role="toolbar" aria-label="Selected workers">
+      <span class="bulk-count">${plural(names.length, 'worker')} selected</span>
+      ${Object.entries(VERBS).map(([verb, { label }]) => html`
+        <button key=${verb} class=${verb === 'remove' ? 'button is-small is-danger-quiet' : 'button is-small'} data-verb=${verb} onClick=${() => run(verb)}><${Icon} name=${verb} size=${14} /><span>${label}</span></button>`)}
+      <button class="icon-button" aria-label="Clear selection" onClick=${onClear}><${Icon} name="close" /></button>
+    </div>`;
+}

@@ -1,0 +1,34 @@
+// The keyboard, shown by "?": exactly the keys that are heard right now.
+import { html, useEffect, useRef } from '../core/html.js';
+import { cell, useCell } from '../core/cell.js';
+import { knownKeys } from '../core/keys.js';
+import { Icon } from './icons.js';
+
+const shown = cell(false);
+export const showHelp = () => shown.set(true);
+
+const NAMES = { ' ': 'Space', ArrowDown: '↓', ArrowUp: '↑', Escape: 'Esc' };
+
+export function Help() {
+  const open = useCell(shown);
+  const dialog = useRef(null);
+  useEffect(() => {
+    if (open && dialog.current && !dialog.current.open) dialog.current.showModal();
+  }, [open]);
+  if (!open) return null;
+  const close = () => shown.set(false);
+  return html`
+    <dialog class="dialog help" ref=${dialog} aria-labelledby="help-title" onClose=${close}
+      onClick=${(e) => e.target === dialog.current && close()}>
+      <div class="dialog-body">
+        <div class="help-head"><h2 id="help-title">Keyboard</h2>
+          <button class="icon-button" aria-label="Close" onClick=${close}><${Icon} name="close" /></button></div>
+        <div class="help-groups">
+        ${knownKeys().map(({ group, keys }) => html`
+          <section key=${group}><h3>${group}</h3><dl>
+            ${keys.map(({ key, label }) => html`<div key=${key}><dt><kbd>${NAMES[key] || key}</kbd></dt><dd>${label}</dd></div>`)}
+          </dl></section>`)}
+        </div>
+      </div>
+    </dialog>`;
+}

@@ -1,0 +1,136 @@
+// The table of workers: columns, sorting by header, groups, selection, and the row the keyboard is on.
+import { html, classes, useEffect, useMemo, useRef, useState } from '../core/html.js';
+import { useCell } from '../core/cell.js';
+import { lastLines, showing, sparks } from '../core/deck.js';
+import { whole } from '../core/format.js';
+import { useKeys } from '../core/keys.js';
+import { go } from '../core/router.js';
+import { Icon } from './icons.js';
+import { act } from './verbs.js';
+import { reveal, Virtual } from './virtual.js';
+import { WorkerRow } from './worker-row.js';
+
+const COLUMNS = [
+  ['name', 'Worker', 'c-name'], [null, 'Pid', 'c-pid num'], ['uptime', 'Uptime', 'c-uptime num'], ['restarts', 'Restarts', 'c-restarts num'],
+  ['cpu', 'CPU', 'c-cpu'], ['rss', 'Memory', 'c-rss'], [null, 'Last exit', 'c-exit'], [null, 'Last line', 'c-line'],
+];
+const WIDE = matchMedia('(min-width: 720px)');
+const heightsNow = () => (WIDE.matches ? { worker: 52, group: 40 } : { worker: 112, group: 40 });
+
+/** groups: [{label|null, statuses}], already filtered and sorted. */
+export function WorkerTable({ groups, sort, order, onSort, selected, onSelected }) {
+  const frame = useRef(null);
+  const anchor = useRef(null);
+  const [active, setActive] = useState(null);
+  const [folded, setFolded] = useState(() => new Set());
+  const [sizes, setSizes] = useState(heightsNow);
+  const sparkOf = useCell(sparks);
+  const lineOf = useCell(lastLines);
+
+  useEffect(() => {
+    const change = () => setSizes(heightsNow());
+    WIDE.addEventListener('change', change);
+    return () => WIDE.removeEventListener('change', change);
+  }, []);
+
+  const items = useMemo(() => {
+    const list = [];
+    for (const { label, statuses } of groups) {
+      if (label !== null) list.push({ group: label, count: statuses.length });
+      if (label === null || !folded.has(label)) for (const status of statuses) list.push({ status });
+    }
+    return list;
+  }, [groups, folded]);
+  const heights = useMemo(() => items.map((item) => (item.status ? sizes.worker : sizes.group)), [items, sizes]);
+  const names = useMemo(() => items.filter((item) => item.status).map((item) => item.status.name), [items]);
+  const grouped = groups.length > 0 && groups[0].label !== null;
+
+  let at = items.findIndex((item) => item.status && item.status.name === active);
+  const firstWorker = items.findIndex((item) => item.status);
+
+  const move = (step) => {
+    if (!names.length) return;
+    let next = at < 0 ? (step > 0 ? -1 : items.length) : at;
+    do next += step; while (items[next] && !items[next].status);
+    if (!items[next]) return;
+    at = next;
+    setActive(items[next].status.name);
+    reveal(frame.current, heights, next, 120, 90);
+    focusRow(items[next].status.name);
+  };
+  const focusRow = (name) => requestAnimationFrame(() => requestAnimationFrame(() => {
+    frame.current?.querySelector(`[data-worker="${CSS.escape(name)}"]`)?.focus({ preventScroll: true });
+  }));
+  const chosen = () => (selected.size ? names.filter((name) => selected.has(name)) : at >= 0 ? [active] : []);
+  const toggle = (name, range) => {
+    const next = new Set(selected);
+    const from = names.indexOf(anchor.current);
+    const to = names.indexOf(name);
+    if (range && from >= 0) for (const between of names.slice(Math.min(from, to), Math.max(from, to) + 1)) next.add(between);
+    else if (!next.delete(name)) next.add(name);
+    anchor.current = name;
+    onSelected(next);
+  };
+
+  useKeys('Deck', {
+    j: ['Next worker', () => move(1)],
+    k: ['Previous worker', () => move(-1)],
+    Enter: ['Open the worker', (press) => {
+      if (press.target.closest('a, button, input')) press.target.click();
+      else if (at >= 0) go(`/workers/${encodeURIComponent(active)}`);
+    }],
+    ' ': ['Select or unselect', (press) => { if (press.target.closest('button, input')) press.target.click(); else if (at >= 0) toggle(active, false); }],
+    s: ['Start the worker, or all selected', () => act('start', chosen())],
+    x: ['Stop it', () => act('stop', chosen())],
+    r: ['Restart it', () => act('restart', chosen())],
+    e: ['Reset it after its breaker tripped', () => act('reset', chosen())],
+    Delete: ['Remove it', () => act('remove', chosen())],
+    a: ['Select all that are shown', () => onSelected(new Set(selected.size === names.length ? [] : names))],
+  });
+
+  const arrow = (press) => {
+    if (press.key === 'ArrowDown' || press.key === 'ArrowUp') {
+      press.preventDefault();
+      move(press.key === 'ArrowDown' ? 1 : -1);
+    }
+  };
+
+  const some = names.some((name) => selected.has(name));
+  const all = some && names.every((name) => selected.has(name));
+  return html`
+    <div class=${classes('worker-table', grouped && 'is-grouped')} role="grid" aria-label="Workers" aria-rowcount=${items.length + 1} aria-multiselectable="true" onKeyDown=${arrow}>
+      <div role="rowgroup" class="table-head-group"><div role="row" class="table-head" aria-rowindex="1">
+        <div role="columnheader" class="c-pick"><label class="pick"><input type="checkbox" checked=${all} indeterminate=${some && !all} aria-label="Select all shown"
+          onClick=${() => onSelected(new Set(all ? [] : names))} /></label></div>
+        ${COLUMNS.map(([key, title, className]) => html`
+          <div role="columnheader" key=${title} class=${className} aria-sort=${key && sort === key ? (order === 'desc' ? 'descending' : 'ascending') : undefined}>
+            ${key ? html`<button class="sort-button" onClick=${() => onSort(key)}>${title}<span class="sort-mark" aria-hidden="true">${sort === key ? (order === 'desc' ? '↓' : '↑') : ''}</span></button>` : title}
+          </div>`)}
+        <div role="columnheader" class="c-acts"><span class="unseen">Actions</span></div>
+      </div></div>
+      <div role="rowgroup" ref=${frame}>
+        <${Virtual} heights=${heights} keep=${at} role="presentation"
+          onRange=${(first, last) => showing(items.slice(first, last + 1).filter((item) => item.status).map((item) => item.status.name))}
+          row=${(i, { transform, height }) => {
+            const item = items[i];
+            if (!item) return null;
+            if (!item.status) {
+              const shut = folded.has(item.group);
+              return html`
+                <div role="row" key=${`group ${item.group}`} class="group-row" style=${{ transform, height }} aria-rowindex=${i + 2}>
+                  <div role="gridcell"><button class="group-button" aria-expanded=${shut ? 'false' : 'true'} onClick=${() => {
+                    const next = new Set(folded);
+                    if (!next.delete(item.group)) next.add(item.group);
+                    setFolded(next);
+                  }}><${Icon} name=${shut ? 'right' : 'down'} size=${14} />${item.group || 'no template'} <span class="quiet">${whole(item.count)}</span></button></div>
+                </div>`;
+            }
+            const { status } = item;
+            return html`<${WorkerRow} key=${status.name} status=${status} index=${i} transform=${transform} height=${height}
+              spark=${sparkOf.get(status.name)} line=${lineOf.get(status.name)} label=${grouped ? null : status.labels?.template}
+              selected=${selected.has(status.name)} active=${at >= 0 ? status.name === active : i === firstWorker}
+              onSelect=${(range) => toggle(status.name, range)} onActivate=${() => setActive(status.name)} onAct=${(verb) => act(verb, [status.name])} />`;
+          }} />
+      </div>
+    </div>`;
+}
