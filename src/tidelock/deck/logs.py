@@ -1,0 +1,595 @@
+"""Keep every worker's log within its size, and hand lines to whoever listens.
+
+The worker writes its log itself, so nobody tells us when it has grown. One inotify descriptor does, for all workers:
+a watch is armed for one event only, so a writer of a million lines wakes us once. After that we look at the file's
+size, at times chosen from how fast it grew, until it is silent again; then the watch is armed anew. A silent worker
+costs no wake-up, no timer and no descriptor.
+
+The rotation itself (:mod:`tidelock.kernel.logfiles`) runs in one thread beside the loop, and between two rotations that
+thread compresses archives, a mebibyte at a time and at a third of a core. It is started by the first log that needs it.
+
+Where the user's inotify limits are used up, the workers without a watch are looked at when the deck wakes up anyway
+(:meth:`LogKeeper.poke`) and every ten seconds; that is said once.
+"""
+
+import asyncio
+import contextlib
+import heapq
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from tidelock.deck.clock import Clock
+from tidelock.kernel import inotify, logfiles, logledger, logreader
+from tidelock.kernel.logfiles import Method, Rotation
+from tidelock.kernel.logledger import BUSY, CURRENT, STDERR
+from tidelock.kernel.logreader import Follower, Line
+from tidelock.model import Log
+
+_log: Final = logging.getLogger("tidelock.logs")
+
+_QUICK_LOOK_SECONDS: Final = 0.05  # after a silence: is this the first of many lines, or the only one?
+_SLOW_LOOK_SECONDS: Final = 0.5  # the longest we stay away from a log that is being written
+_FASTEST_LOOK_SECONDS: Final = 0.002
+_STALLED_LOOK_SECONDS: Final = 10.0  # a rotation failed (disk full): when to try again
+_UNWATCHED_LOOK_SECONDS: Final = 10.0
+_REPORT_SECONDS: Final = 1.0
+_INDEX_SECONDS: Final = 1.0
+_WAKE_SLACK_SECONDS: Final = 1.0  # by how much a first write may precede our hearing of it
+
+
+# --- reading, for a loop ----------------------------------------------------------------------------------------
+
+
+async def read(
+    log_dir: Path,
+    *,
+    lines: int | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    grep: str | None = None,
+    colour: bool = False,
+) -> list[str]:
+    """As :func:`tidelock.kernel.logreader.read`, in a thread."""
+
+    def all_of_them() -> list[str]:
+        return list(logreader.read(log_dir, lines=lines, since=since, until=until, grep=grep, colour=colour))
+
+    return await asyncio.to_thread(all_of_them)
+
+
+async def follow(log_dir: Path, *, lines: int = 0, grep: str | None = None, colour: bool = False) -> AsyncIterator[str]:
+    """The last ``lines`` of a log and then every new one, until the log is removed or the caller leaves."""
+    async with contextlib.aclosing(follow_many({"": log_dir}, lines=lines, grep=grep, colour=colour)) as found:
+        async for line in found:
+            yield line.text
+
+
+async def follow_many(
+    logs: Mapping[str, Path], *, lines: int = 0, grep: str | None = None, colour: bool = False
+) -> AsyncGenerator[Line, None]:
+    """The same for several logs; each line says whose it is."""
+    loop = asyncio.get_running_loop()
+    changed = asyncio.Event()
+    with Follower(grep=grep, colour=colour) as follower:
+        for name, log_dir in logs.items():
+            follower.add(name, log_dir, lines=lines)
+        listening = follower.fileno()
+        if listening >= 0:
+            loop.add_reader(listening, changed.set)
+        try:
+            while follower.names:
+                changed.clear()
+                for line in follower.ready(limit=200):
+                    yield line
+                if listening >= 0 and follower.fileno() < 0:  # the last watch was refused: it closed the descriptor
+                    loop.remove_reader(listening)
+                    listening = -1
+                if follower.unread:
+                    await asyncio.sleep(0)  # noqa: TID251 - no wait: others get their turn while we catch up
+                    continue
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if listening >= 0 else logreader.POLL_SECONDS):
+                        await changed.wait()
+        finally:
+            if listening >= 0:
+                loop.remove_reader(listening)
+
+
+# --- keeping logs within their size -----------------------------------------------------------------------------
+
+
+class LogKeeper:
+    """Rotates the logs of all workers of a deck, woken by what they write.
+
+    ``on_rotated(name, detail)`` is called in the loop, at most once per second and worker.
+    """
+
+    def __init__(self, on_rotated: Callable[[str, dict[str, Any]], None], clock: Clock | None = None) -> None:
+        self._on_rotated = on_rotated
+        self._clock = clock or Clock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inotify = -1
+        self._logs: dict[str, _Watched] = {}
+        self._armed: dict[int, _Watched] = {}
+        self._unwatched: dict[_Watched, None] = {}
+        self._unwatched_timer: asyncio.TimerHandle | None = None
+        self._poked_at = 0.0
+        self._looks: list[tuple[float, int, _Watched]] = []
+        self._look_number = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._hand: _RotatingHand | None = None
+        self._reports = _Reports(self._report)
+        self._said: set[str] = set()
+
+    def open(self) -> None:
+        """Begin; call it inside the running loop."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._inotify = inotify.open_inotify()
+        except inotify.Exhausted as err:
+            self._say_exhausted(err)
+        else:
+            self._loop.add_reader(self._inotify, self._hear)
+
+    def watch(self, name: str, log_dir: Path, policy: Log) -> None:
+        """Keep the log of ``name`` within ``policy`` from now on; also one written by a worker of an earlier owner."""
+        self.unwatch(name)
+        self._watch(name, _Watched(name, str(log_dir), policy))
+        if policy.split_stderr:
+            self._watch(_stderr(name), _Watched(name, str(log_dir / STDERR), policy))
+
+    def unwatch(self, name: str) -> None:
+        """Leave the log of ``name`` alone. On return its directory may be removed."""
+        for key in (name, _stderr(name)):
+            watched = self._logs.pop(key, None)
+            if watched is None:
+                continue
+            watched.gone = True
+            self._disarm(watched)
+            self._unwatched.pop(watched, None)
+            if self._hand is not None:
+                self._hand.let_go(watched)
+
+    def poke(self) -> None:
+        """The deck is awake anyway: look at the logs that have no watch. Nothing to do where inotify works."""
+        if self._unwatched and self._now() - self._poked_at >= 1.0:
+            self._look_at_unwatched()
+
+    def close(self) -> None:
+        """Stop looking. A rotation that is under way is finished first, so that the deck's lock still covers it."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._unwatched_timer is not None:
+            self._unwatched_timer.cancel()
+        self._reports.close()
+        if self._hand is not None:
+            self._hand.close()
+            self._hand = None
+        if self._inotify >= 0 and self._loop is not None:
+            self._loop.remove_reader(self._inotify)
+            os.close(self._inotify)
+            self._inotify = -1
+        self._logs.clear()
+        self._armed.clear()
+        self._unwatched.clear()
+        self._looks.clear()
+
+    # -- hearing
+
+    def _watch(self, key: str, watched: "_Watched") -> None:
+        self._logs[key] = watched
+        found = watched.stat()
+        if found is None:
+            return
+        watched.position = self._position(watched, found.st_size)
+        # As if after a silence: the first line of a worker may be the first of many.
+        watched.looked_at = self._now() - _SLOW_LOOK_SECONDS
+        if os.path.exists(f"{watched.log_dir}/{BUSY}"):  # noqa: PTH110 - a hot path at ten thousand workers
+            self._rotate(watched)
+        # Holes do not count: what is allocated tells whether it is worth a look, and the look is exact.
+        elif min(found.st_size, found.st_blocks * 512) >= watched.policy.max_bytes or watched.policy.max_age_seconds:
+            self._look_later(watched, self._now())
+        else:
+            self._arm(watched)
+
+    def _arm(self, watched: "_Watched") -> bool:
+        """Ask the kernel for one event at the next write; whether it took the order."""
+        if self._inotify < 0:
+            self._leave_unwatched(watched)
+            return False
+        try:
+            watched.watch = inotify.add_watch(self._inotify, watched.current, inotify.MODIFY | inotify.ONESHOT)
+        except inotify.Exhausted as err:
+            self._say_exhausted(err)
+            self._leave_unwatched(watched)
+            return False
+        except OSError:  # removed: there is nothing to keep
+            return False
+        self._armed[watched.watch] = watched
+        self._unwatched.pop(watched, None)
+        return True
+
+    def _disarm(self, watched: "_Watched") -> None:
+        if watched.watch >= 0:
+            if self._armed.pop(watched.watch, None) is not None and self._inotify >= 0:
+                inotify.remove_watch(self._inotify, watched.watch)
+            watched.watch = -1
+
+    def _hear(self) -> None:
+        for watch, mask in inotify.heard(self._inotify):
+            if mask & inotify.OVERFLOW:
+                # Events were dropped, and with them the order for one more: look at everybody once.
+                now = self._now()
+                for watched in list(self._armed.values()):
+                    self._disarm(watched)
+                    self._look_later(watched, now)
+                continue
+            watched_or_none = self._armed.pop(watch, None)
+            if watched_or_none is not None:
+                watched_or_none.watch = -1
+                self._look(watched_or_none, woken=True)
+        self.poke()
+
+    # -- looking
+
+    def _look(self, watched: "_Watched", *, woken: bool = False) -> None:
+        """See how far a log has come, and decide when to look again: after an event, after a while, or never."""
+        if watched.gone or watched.in_hand:
+            return
+        now = self._now()
+        before, looked_at = watched.position, watched.looked_at
+        found = watched.stat()
+        if found is None:
+            return
+        position = self._position(watched, found.st_size)
+        watched.position, watched.looked_at = position, now
+        if position != before:
+            self._note(watched, before, position, now, silent_since=looked_at if woken else None)
+        ledger = watched.ledger or _NEVER_ROTATED
+        waiting = position - ledger.head
+        emptied = found.st_size < ledger.head - ledger.base  # by hand: the ledger has to hear of it
+        age_left = self._age_left(watched) if waiting > 0 else None
+        if emptied or waiting >= watched.policy.max_bytes or (age_left is not None and age_left <= 0):
+            self._rotate(watched)
+        elif woken:
+            was_silent = now - looked_at >= _SLOW_LOOK_SECONDS
+            self._look_later(watched, now + (_QUICK_LOOK_SECONDS if was_silent else _SLOW_LOOK_SECONDS))
+        elif position > before and looked_at:
+            rate = (position - before) / max(now - looked_at, 1e-6)
+            full_in = 0.7 * (watched.policy.max_bytes - waiting) / rate
+            self._look_later(watched, now + min(max(full_in, _FASTEST_LOOK_SECONDS), _SLOW_LOOK_SECONDS))
+        elif self._arm(watched) and (found := watched.stat()) and self._position(watched, found.st_size) != position:
+            # Written between the look and the order: no event will tell.
+            self._disarm(watched)
+            self._look_later(watched, now + _QUICK_LOOK_SECONDS)
+        elif age_left is not None:
+            self._look_later(watched, now + age_left + 0.001)
+
+    def _position(self, watched: "_Watched", size: int) -> int:
+        ledger = watched.ledger
+        if ledger is None:
+            ledger = logledger.load(watched.log_dir)
+            watched.ledger = ledger = ledger if ledger.number else _NEVER_ROTATED
+        return (ledger.base if size >= ledger.head - ledger.base else ledger.head) + size
+
+    def _age_left(self, watched: "_Watched") -> float | None:
+        if watched.policy.max_age_seconds is None:
+            return None
+        wall = self._clock.wall()
+        ledger = watched.ledger or _NEVER_ROTATED
+        since = ledger.rotated_at or logfiles.first_noted(Path(watched.log_dir)) or wall
+        return since + watched.policy.max_age_seconds - wall
+
+    def _note(self, watched: "_Watched", before: int, position: int, now: float, *, silent_since: float | None) -> None:
+        """Enter into the time index that the log has reached ``position``, at most once per second."""
+        wall = self._clock.wall()
+        entries = []
+        if silent_since is not None:
+            # It ended at `before` until the write that woke us, which was a moment ago.
+            entries.append((max(wall - _WAKE_SLACK_SECONDS, wall - (now - silent_since)), before))
+        if now - watched.noted_at >= _INDEX_SECONDS:
+            watched.noted_at = now
+            logfiles.note(watched.log_dir, [*entries, (wall, position)])
+
+    def _look_later(self, watched: "_Watched", when: float) -> None:
+        if when - self._now() >= _SLOW_LOOK_SECONDS / 2:
+            when = (when // 0.1 + 1) * 0.1  # many logs, few wake-ups
+        watched.look_at = when
+        self._look_number += 1
+        heapq.heappush(self._looks, (when, self._look_number, watched))
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if not self._looks or self._loop is None:
+            return
+        when = self._looks[0][0]
+        if self._timer is not None:
+            if not self._timer.cancelled() and self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._look_at_due)
+
+    def _look_at_due(self) -> None:
+        self._timer = None
+        now = self._now() + _FASTEST_LOOK_SECONDS / 2
+        for _ in range(500):  # then others get their turn
+            if not self._looks or self._looks[0][0] > now:
+                break
+            when, _number, watched = heapq.heappop(self._looks)
+            if watched.look_at == when and not watched.gone:
+                watched.look_at = 0.0
+                self._disarm(watched)
+                self._look(watched)
+        self._set_timer()
+
+    def _now(self) -> float:
+        if self._loop is None:
+            raise RuntimeError("LogKeeper.open() was not called")
+        return self._loop.time()
+
+    # -- without inotify
+
+    def _leave_unwatched(self, watched: "_Watched") -> None:
+        self._unwatched[watched] = None
+        if self._unwatched_timer is None and self._loop is not None:
+            self._unwatched_timer = self._loop.call_later(_UNWATCHED_LOOK_SECONDS, self._look_at_unwatched)
+
+    def _look_at_unwatched(self) -> None:
+        if self._unwatched_timer is not None:
+            self._unwatched_timer.cancel()
+            self._unwatched_timer = None
+        self._poked_at = now = self._now()
+        waiting, self._unwatched = self._unwatched, {}
+        for watched in waiting:
+            self._look_later(watched, now)
+
+    def _say_exhausted(self, err: OSError) -> None:
+        self._say(
+            "inotify",
+            f"inotify is used up ({err.strerror}): logs without a watch are looked at every "
+            f"{_UNWATCHED_LOOK_SECONDS:.0f} s instead of when they are written; "
+            "raise fs.inotify.max_user_watches or fs.inotify.max_user_instances",
+        )
+
+    def _say(self, subject: str, text: str) -> str | None:
+        """Warn once per subject."""
+        if subject in self._said:
+            return None
+        self._said.add(subject)
+        _log.warning("%s", text)
+        return text
+
+    # -- rotating
+
+    def _rotate(self, watched: "_Watched") -> None:
+        if self._hand is None and self._loop is not None:
+            self._hand = _RotatingHand(self._loop, self._clock, self._rotated)
+        if self._hand is not None:
+            watched.in_hand = True
+            self._hand.take(watched)
+
+    def _rotated(self, watched: "_Watched", rotation: Rotation | None, error: OSError | None) -> None:
+        """Back in the loop: the hand has let go of this log."""
+        watched.in_hand = False
+        if watched.gone:
+            return
+        watched.ledger = None
+        if error is not None:
+            self._say(
+                f"failed {watched.name}",
+                f"the log of {watched.name!r} cannot be rotated: {error}; it stays as it is and is tried again",
+            )
+            self._look_later(watched, self._now() + _STALLED_LOOK_SECONDS)
+            return
+        if rotation is not None:
+            self._said.discard(f"failed {watched.name}")
+            self._reports.add(watched.name, rotation, self._warning(watched, rotation))
+        self._look(watched)
+
+    def _warning(self, watched: "_Watched", rotation: Rotation) -> str | None:
+        if rotation.method is not Method.TRUNCATE:
+            return None
+        return self._say(
+            f"truncate {watched.name}",
+            f"the filesystem under {watched.log_dir} can neither collapse nor punch: the log of {watched.name!r} "
+            "is copied and emptied, and a line written in that instant is lost",
+        )
+
+    def _report(self, name: str, detail: dict[str, Any]) -> None:
+        try:
+            self._on_rotated(name, detail)
+        except Exception:  # noqa: BLE001 - the callback is the deck's; rotating goes on whatever it does
+            _log.exception("the callback for a rotated log of %r raised", name)
+
+
+_NEVER_ROTATED: Final = logledger.Ledger()
+
+
+def _stderr(name: str) -> str:
+    return f"{name}/{STDERR}"  # a slash is in no worker's name
+
+
+class _Watched:
+    """One log and when it was last looked at. Small: there may be ten thousand."""
+
+    __slots__ = (
+        "gone", "in_hand", "ledger", "log_dir", "look_at", "looked_at",
+        "name", "noted_at", "policy", "position", "watch",
+    )  # fmt: skip
+
+    def __init__(self, name: str, log_dir: str, policy: Log) -> None:
+        self.name = name
+        self.log_dir = log_dir
+        self.policy = policy
+        self.watch = -1
+        self.position = 0
+        self.looked_at = 0.0
+        self.look_at = 0.0
+        self.noted_at = -_INDEX_SECONDS
+        self.ledger: logledger.Ledger | None = None
+        self.in_hand = False
+        self.gone = False
+
+    @property
+    def current(self) -> str:
+        return f"{self.log_dir}/{CURRENT}"
+
+    def stat(self) -> os.stat_result | None:
+        try:
+            return os.stat(self.current)  # noqa: PTH116 - a hot path, and a Path costs more than the call
+        except OSError:
+            return None
+
+
+class _Reports:
+    """Tells of rotations, at most once per second and worker: a fast writer must not flood the event stream."""
+
+    def __init__(self, tell: Callable[[str, dict[str, Any]], None]) -> None:
+        self._tell = tell
+        self._held: dict[str, dict[str, Any] | None] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def add(self, name: str, rotation: Rotation, warning: str | None) -> None:
+        detail: dict[str, Any] = {
+            "archives": list(rotation.archives),
+            "bytes": rotation.archived_bytes,
+            "method": str(rotation.method),
+            "pruned": list(rotation.pruned),
+        }
+        if rotation.skipped_bytes:
+            detail["skipped_bytes"] = rotation.skipped_bytes
+        if warning is not None:
+            detail["warning"] = warning
+        if name not in self._timers:
+            self._tell(name, detail)
+            self._rest(name)
+        elif (held := self._held.get(name)) is None:
+            self._held[name] = detail
+        else:
+            self._held[name] = _merged(held, detail)
+
+    def close(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        for name, held in self._held.items():
+            if held is not None:
+                self._tell(name, held)
+        self._held.clear()
+
+    def _rest(self, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._timers[name] = loop.call_later(_REPORT_SECONDS, self._end_rest, name)
+
+    def _end_rest(self, name: str) -> None:
+        del self._timers[name]
+        held = self._held.pop(name, None)
+        if held is not None:
+            self._tell(name, held)
+            self._rest(name)
+
+
+def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Two reports as one: lists follow each other, numbers add up. Long lists keep their ends."""
+    merged = {**one, **other}
+    for key, value in one.items():
+        if isinstance(value, int):
+            merged[key] = value + other.get(key, 0)
+        elif isinstance(value, list):
+            merged[key] = (value + other.get(key, []))[-20:]
+    return merged
+
+
+class _RotatingHand:
+    """The thread that does the work on files: rotations first, compression in between."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        done: Callable[[_Watched, Rotation | None, OSError | None], None],
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._done = done
+        self._change = threading.Condition()
+        self._due: deque[_Watched] = deque()
+        self._compressing: dict[_Watched, Iterator[None]] = {}
+        self._at_work_on: _Watched | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="tidelock-logs", daemon=True)
+        self._thread.start()
+
+    def take(self, watched: _Watched) -> None:
+        with self._change:
+            self._due.append(watched)
+            self._change.notify_all()
+
+    def let_go(self, watched: _Watched) -> None:
+        """On return nothing is done to this log any more."""
+        with self._change:
+            if watched in self._due:
+                self._due.remove(watched)
+            self._compressing.pop(watched, None)
+            self._change.wait_for(lambda: self._at_work_on is not watched)
+            self._compressing.pop(watched, None)
+
+    def close(self) -> None:
+        with self._change:
+            self._closing = True
+            self._change.notify_all()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                self._at_work_on = None
+                self._change.notify_all()
+                self._change.wait_for(lambda: self._due or self._compressing or self._closing)
+                if self._closing:
+                    return
+                rotating = bool(self._due)
+                watched = self._due.popleft() if rotating else next(iter(self._compressing))
+                self._at_work_on = watched
+            if rotating:
+                self._rotate(watched)
+                continue
+            began = self._loop.time()
+            self._compress(watched)
+            # Twice as long at rest as at work: compression takes a third of a core at most, and gives way to
+            # rotation. (A lower priority for this thread would let it be suspended while it holds the GIL.)
+            with self._change:
+                self._at_work_on = None
+                self._change.notify_all()
+                rest_seconds = 2 * (self._loop.time() - began)
+                self._change.wait_for(lambda: self._due or self._closing, rest_seconds)
+
+    def _rotate(self, watched: _Watched) -> None:
+        rotation: Rotation | None = None
+        error: OSError | None = None
+        log_dir = Path(watched.log_dir)
+        try:
+            rotation = logfiles.rotate_if_due(log_dir, watched.policy, self._clock.wall())
+            if watched.policy.compress and watched not in self._compressing and (log_dir / BUSY).exists():
+                self._compressing[watched] = logfiles.compressing(log_dir)
+        except OSError as err:
+            error = err
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the answer
+            self._loop.call_soon_threadsafe(self._done, watched, rotation, error)
+
+    def _compress(self, watched: _Watched) -> None:
+        steps = self._compressing.get(watched)
+        try:
+            if steps is not None and next(steps, StopIteration) is not StopIteration:
+                return
+        except OSError as err:
+            # A full disk, most likely: the plain archive stays and is tried again after the next rotation.
+            _log.info("the archives of %r stay uncompressed for now: %s", watched.name, err)
+        with self._change:
+            self._compressing.pop(watched, None)

@@ -1,0 +1,179 @@
+"""Where the bytes of a log are: the layout of a log directory and the book that is kept over it.
+
+Everything a worker ever wrote has a **position**: the number of bytes before it. The directory holds a window
+of that stream::
+
+    20261115T101500Z-000000000000000000.log.gz     positions      0 ..  9,998,336      archives, named by the
+    20261115T102000Z-000000000009998336.log        positions 9,998,336 .. 19,996,672   position they begin at
+    current                                        the rest; the worker appends to it itself
+    ledger                                         base, head, and the step a rotation has reached
+    index                                          (time, position) pairs, for --since and --until
+
+**base** is the position of the first byte of the file ``current``; **head** is the first position that is in no
+archive yet. Between the two lie bytes that are archived and on their way out; nobody reads them again.
+
+The ledger is two fixed slots, overwritten in turn, each with a number and a checksum: a process killed while
+writing leaves the other slot, and a full disk cannot refuse a write into a block that exists.
+It is written *before* the file is changed in a way that needs it, so a reader that finds the ledger unchanged
+after reading knows that what it read was in place (the argument of a sequence lock).
+
+Whether the first ``dropping`` bytes have already left the file cannot be told from its size (the worker
+appends) nor from its content (a log may repeat itself). So before they are removed a random **stamp** is
+written over them: stamp there, not removed; stamp not there, removed.
+"""
+
+import errno
+import json
+import os
+import re
+import zlib
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+CURRENT: Final = "current"
+LEDGER: Final = "ledger"
+INDEX: Final = "index"
+STDERR: Final = "stderr"
+BUSY: Final = "busy"  # exists while a rotation or compression is under way: recovery looks for this one name
+PART: Final = ".part"
+
+_ARCHIVE: Final = re.compile(r"(\d{8}T\d{6}Z)-(\d{18,})\.log(\.gz)?", re.ASCII)
+_SLOT_BYTES: Final = 512
+STAMP_BYTES: Final = 32
+
+
+class Ledger(NamedTuple):
+    """What is true of a log directory."""
+
+    number: int = 0
+    base: int = 0
+    head: int = 0
+    newest: str = ""
+    rotated_at: float = 0.0
+    dropping: int = 0
+    how: str = ""
+    stamp: str = ""
+    punched: bool = True
+
+    def changed(self, **fields: object) -> Self:
+        """The next entry, with these fields changed."""
+        return self._replace(number=self.number + 1, **fields)  # type: ignore[arg-type]  # fields as above
+
+
+class Archive(NamedTuple):
+    """One archive: the position of its first byte, its file name, and whether it is compressed."""
+
+    start: int
+    name: str
+    compressed: bool
+
+
+def archive_name(at: str, start: int) -> str:
+    """The file name of the archive that begins at ``start`` (18 digits: names sort as positions do)."""
+    return f"{at}-{start:018d}.log"
+
+
+def archives(log_dir: Path | str | int, newest: str = "") -> list[Archive]:
+    """The archives, oldest first. Of one that exists plain and compressed, the plain one.
+
+    ``newest`` is the archive the ledger names last: it counts also while it still carries its temporary name,
+    because with the ledger's entry it was complete.
+    """
+    found: dict[int, Archive] = {}
+    for entry in os.listdir(log_dir):  # noqa: PTH208 - log_dir may be a descriptor, which a Path cannot be
+        name = newest if newest and entry == newest + PART else entry
+        match = _ARCHIVE.fullmatch(name)
+        if match is None:
+            continue
+        archive = Archive(int(match[2]), entry, match[3] is not None)
+        other = found.get(archive.start)
+        if other is None or other.compressed:
+            found[archive.start] = archive
+    return [found[start] for start in sorted(found)]
+
+
+def start_of(name: str) -> int:
+    """The position of an archive's first byte, from its name (which may end in ``.part``)."""
+    match = _ARCHIVE.fullmatch(name.removesuffix(PART))
+    if match is None:
+        raise ValueError(f"not an archive's name: {name!r}")
+    return int(match[2])
+
+
+def load(log_dir: Path | str, *, dir_fd: int | None = None) -> Ledger:
+    """The ledger as last written; a log that was never rotated has none, and begins at 0."""
+    path = LEDGER if dir_fd is not None else os.path.join(log_dir, LEDGER)  # noqa: PTH118 - a hot path
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+    except (FileNotFoundError, NotADirectoryError):
+        return Ledger()
+    try:
+        data = os.pread(fd, 2 * _SLOT_BYTES, 0)
+    finally:
+        os.close(fd)
+    slots = [slot for at in (0, _SLOT_BYTES) if (slot := _unpacked(data[at : at + _SLOT_BYTES])) is not None]
+    return max(slots, default=Ledger())
+
+
+def write(ledger_fd: int, ledger: Ledger) -> None:
+    """Make ``ledger`` the truth, on the disk too."""
+    os.pwrite(ledger_fd, _packed(ledger), (ledger.number % 2) * _SLOT_BYTES)
+    sync(ledger_fd)
+
+
+def open_ledger(dir_fd: int) -> int:
+    """The ledger's file for writing; both slots are allocated now, while there may still be room."""
+    fd = os.open(LEDGER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
+    try:
+        if os.fstat(fd).st_size < 2 * _SLOT_BYTES:
+            os.pwrite(fd, b" " * (2 * _SLOT_BYTES), 0)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def sync(fd: int) -> None:
+    """Wait until the disk has it, where the file has a disk."""
+    try:
+        os.fdatasync(fd)
+    except OSError as err:
+        if err.errno not in (errno.EINVAL, errno.ENOSYS):
+            raise
+
+
+def is_stamped(current_fd: int, ledger: Ledger) -> bool:
+    """Whether the bytes that are being dropped are still at the front of the file."""
+    return os.pread(current_fd, STAMP_BYTES, 0) == stamp_bytes(ledger.stamp)
+
+
+def stamp_bytes(stamp: str) -> bytes:
+    """The stamp as it is written into the file; the ledger holds it in another form, so copying that is harmless."""
+    return bytes.fromhex(stamp)
+
+
+def base_in(current_fd: int, ledger: Ledger, size: int) -> int:
+    """The position of the file's first byte now, also while a removal is under way or somebody truncated it."""
+    base = ledger.base
+    if ledger.dropping and not is_stamped(current_fd, ledger):
+        base += ledger.dropping
+    if size < ledger.head - base and not ledger.dropping:
+        # Shorter than what was archived from it: somebody emptied the file by hand. What comes now is new.
+        return ledger.head
+    return base
+
+
+def _packed(ledger: Ledger) -> bytes:
+    text = json.dumps(ledger._asdict(), separators=(",", ":"))
+    line = f"{zlib.crc32(text.encode()):08x} {text}"
+    return line.ljust(_SLOT_BYTES - 1).encode() + b"\n"
+
+
+def _unpacked(slot: bytes) -> Ledger | None:
+    crc, _, text = slot.rstrip().partition(b" ")
+    try:
+        if int(crc, 16) != zlib.crc32(text):
+            return None
+        return Ledger(**json.loads(text))
+    except (ValueError, TypeError):
+        return None

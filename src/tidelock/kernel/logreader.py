@@ -1,0 +1,683 @@
+"""Read a worker's log: its end, a span of time, or what comes next, while it is written and rotated.
+
+Nothing here needs the owner. A reader asks for bytes by **position** (see :mod:`tidelock.kernel.logledger`), and
+:class:`LogView` finds them in ``current`` or an archive. It reads, then looks whether the ledger is still the one it
+read by; if a rotation came between, it reads again. So a byte is never seen twice, never as the zeros of a
+punched hole, and is missing only when its archive was pruned, which the reader is told.
+
+Memory does not grow with the log: files are read in blocks, compressed archives member by member, and a line is
+held up to :data:`LINE_BYTES`.
+
+What is handed out is safe to print: bytes that are no UTF-8 and control characters (except tab) are shown as
+escapes, so a log cannot steer the terminal of the person who reads it.
+"""
+
+import contextlib
+import gzip
+import os
+import re
+import select
+import struct
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from tidelock.errors import SpecError
+from tidelock.kernel import inotify, logledger, logtext
+from tidelock.kernel.logledger import CURRENT, INDEX, Archive, Ledger
+
+LINE_BYTES: Final = 16_384
+_BLOCK_BYTES: Final = 1 << 16
+_INDEX_ENTRY: Final = struct.Struct(">dQ")
+_BLOCKS_PER_TURN: Final = 64
+_MEMBER: Final = struct.Struct("<BBBBIBBH2sHII")
+POLL_SECONDS: Final = 0.5
+
+
+class Line(NamedTuple):
+    """One line, safe to print. ``position`` is where the next line begins: follow from there to go on."""
+
+    name: str
+    text: str
+    position: int
+
+
+# --- the end, a span of time, everything ------------------------------------------------------------------------
+
+
+def tail(log_dir: Path, lines: int = 20, *, colour: bool = False) -> list[str]:
+    """The last lines, oldest first; a line that is not finished yet counts."""
+    return [line.text for line in _shown(log_dir, lines=lines, colour=colour)]
+
+
+def read(
+    log_dir: Path,
+    *,
+    lines: int | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    grep: str | None = None,
+    colour: bool = False,
+    end: int | None = None,
+) -> Iterator[str]:
+    """The lines of a span of time that match ``grep`` (a regular expression), of these the last ``lines``.
+
+    ``end`` is a position to stop at, such as the one a :class:`Follower` goes on from.
+
+    Times come from the index, which the owner writes while it looks at logs: a span may begin and end up to about a
+    second too wide, never too narrow; where no owner was looking, wider.
+    """
+    pattern = _pattern(grep)
+    for line in _shown(log_dir, lines=lines, since=since, until=until, pattern=pattern, colour=colour, end=end):
+        yield line.text
+
+
+def raw(log_dir: Path) -> Iterator[bytes]:
+    """The whole log as it was written, oldest byte first, in blocks."""
+    with LogView(log_dir) as view:
+        position, end = view.start(), view.end()
+        while position < end:
+            position, block = view.read(position, min(_BLOCK_BYTES, end - position))
+            if not block:
+                return
+            yield block
+            position += len(block)
+
+
+def moment(text: str, now: datetime | None = None, *, field: str = "since") -> datetime:
+    """A point in time as people type it: ``10m`` (ago), ``20:40`` (today, local time), or an ISO date and time."""
+    now = now or datetime.now().astimezone()
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip()):
+        return now - timedelta(seconds=float(match[1]) * units[match[2]])
+    try:
+        if re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", text.strip()):
+            hour, minute, *rest = (int(part) for part in text.split(":"))
+            return now.replace(hour=hour, minute=minute, second=rest[0] if rest else 0, microsecond=0)
+        at = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise SpecError(field, text, "10m, 2h, 1d, 20:40, 2026-11-15 or 2026-11-15T20:40:00Z") from None
+    return at if at.tzinfo else at.astimezone()
+
+
+# --- what comes next --------------------------------------------------------------------------------------------
+
+
+class Follower:
+    """New lines of any number of logs, as they are written: one inotify descriptor, none per log, no polling.
+
+    Where the user's inotify limits are used up, :attr:`fileno` is -1 and :meth:`wait` looks twice a second.
+    """
+
+    def __init__(self, *, grep: str | None = None, colour: bool = False) -> None:
+        self._pattern = _pattern(grep)
+        self._colour = colour
+        self._logs: dict[str, _Followed] = {}
+        self._by_watch: dict[int, _Followed] = {}
+        self._unread: dict[str, None] = {}  # names in the order in which they became readable
+        try:
+            self._fd = inotify.open_inotify()
+        except inotify.Exhausted:
+            self._fd = -1
+
+    def add(self, name: str, log_dir: Path, *, lines: int = 0, position: int | None = None) -> None:
+        """Follow ``log_dir`` from ``position``, or from its last ``lines``, or from its end. It need not exist yet."""
+        with LogView(log_dir) as view:
+            end = view.end()
+            if position is None:
+                # An unfinished last line is not counted: it comes, whole, when it is finished.
+                position = _line_start(view, end, lines)
+        followed = _Followed(name, log_dir, position)
+        self._logs[name] = followed
+        self._watch(followed)
+        self._unread[name] = None
+
+    def remove(self, name: str) -> None:
+        """Stop following one log."""
+        followed = self._logs.pop(name, None)
+        self._unread.pop(name, None)
+        if followed is not None and self._by_watch.pop(followed.watch, None) is not None:
+            inotify.remove_watch(self._fd, followed.watch)
+
+    def position_of(self, name: str) -> int:
+        """The position up to which a log was read."""
+        return self._logs[name].cutter.position
+
+    @property
+    def unread(self) -> bool:
+        """Whether :meth:`ready` has more to say right now."""
+        return bool(self._unread)
+
+    @property
+    def names(self) -> list[str]:
+        """The logs that are followed now."""
+        return list(self._logs)
+
+    def fileno(self) -> int:
+        """Readable when a log has changed; -1 where inotify is used up."""
+        return self._fd
+
+    def ready(self, limit: int = 1000) -> list[Line]:
+        """The lines that are there, at most ``limit``, without waiting. Call again while it returns ``limit``."""
+        self._hear()
+        found: list[Line] = []
+        for name in list(self._unread):
+            if len(found) >= limit:
+                break
+            followed = self._logs[name]
+            if followed.read(found, limit - len(found), self._pattern, colour=self._colour):
+                del self._unread[name]
+                if followed.gone:
+                    self.remove(name)
+        return found
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until something may have been written."""
+        if self._unread:
+            return True
+        if self._fd < 0:
+            select.select([], [], [], min(POLL_SECONDS, timeout_seconds or POLL_SECONDS))
+            return True
+        readable, _, _ = select.select([self._fd], [], [], timeout_seconds)
+        return bool(readable)
+
+    def __iter__(self) -> Iterator[Line]:
+        while self._logs:
+            lines = self.ready()
+            yield from lines
+            if not lines:
+                self.wait()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._logs.clear()
+        self._by_watch.clear()
+        self._unread.clear()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _watch(self, followed: "_Followed") -> None:
+        if self._fd < 0:
+            return
+        mask = inotify.MODIFY | inotify.ATTRIB | inotify.DELETE_SELF | inotify.MOVE_SELF
+        try:
+            followed.watch = inotify.add_watch(self._fd, f"{followed.log_dir}/{CURRENT}", mask)
+        except FileNotFoundError:
+            try:
+                followed.watch = inotify.add_watch(
+                    self._fd, str(followed.log_dir), inotify.CREATE | inotify.MOVED_TO | inotify.DELETE_SELF
+                )
+            except FileNotFoundError:
+                followed.gone = True
+                return
+            # It may have been created between the two calls; then no event tells.
+            if (followed.log_dir / CURRENT).exists():
+                inotify.remove_watch(self._fd, followed.watch)
+                self._watch(followed)
+                return
+        except inotify.Exhausted:
+            # No watch left for this one: give up on all, and look twice a second instead.
+            os.close(self._fd)
+            self._fd = -1
+            return
+        self._by_watch[followed.watch] = followed
+
+    def _hear(self) -> None:
+        if self._fd < 0:
+            self._unread.update(dict.fromkeys(self._logs))
+            return
+        for watch, mask in inotify.heard(self._fd):
+            if mask & inotify.OVERFLOW:
+                self._unread.update(dict.fromkeys(self._logs))
+                continue
+            followed = self._by_watch.get(watch)
+            if followed is None:
+                continue
+            self._unread[followed.name] = None
+            if mask & ~inotify.MODIFY:
+                self._renamed(followed)
+            if self._fd < 0:
+                return
+
+    def _renamed(self, followed: "_Followed") -> None:
+        """The file came into being, lost its name, or was replaced: watch what has the name now."""
+        before = followed.watch
+        self._by_watch.pop(before, None)
+        self._watch(followed)
+        if followed.watch != before and self._fd >= 0:
+            inotify.remove_watch(self._fd, before)
+
+
+class _Followed:
+    """One log that is followed, and how far it was read."""
+
+    __slots__ = ("cutter", "gone", "log_dir", "name", "watch")
+
+    def __init__(self, name: str, log_dir: Path, position: int) -> None:
+        self.name = name
+        self.log_dir = log_dir
+        self.watch = -1
+        self.gone = False
+        self.cutter = _LineCutter(position)
+
+    def read(self, found: list[Line], limit: int, pattern: re.Pattern[str] | None, *, colour: bool) -> bool:
+        """Put new lines into ``found``, at least until ``limit`` is reached; whether the end of the log was reached."""
+        cutter = self.cutter
+        enough = len(found) + limit
+        with LogView(self.log_dir) as view:
+            for _ in range(_BLOCKS_PER_TURN):  # also when nothing matches, others get their turn
+                if len(found) >= enough:
+                    break
+                position, block = view.read(cutter.position, _BLOCK_BYTES)
+                if not block:
+                    end = view.end()
+                    if end >= cutter.position:
+                        return True
+                    # Shorter than before: emptied by hand, or a new log of the same name. Begin at its beginning.
+                    self.cutter = cutter = _LineCutter(view.start_of_current())
+                    continue
+                for cut in cutter.feed(position, block):
+                    line = cut.line(self.name, colour=colour)
+                    if _matches(cut, pattern):
+                        found.append(line)
+        return False
+
+
+# --- bytes by position ------------------------------------------------------------------------------------------
+
+
+class LogView:
+    """The bytes of one log by their position, wherever they are just now."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log_dir = log_dir
+        self._current = -1
+        self._archives: list[Archive] = []
+        self._listed_at = -1
+        self._open: _OpenArchive | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        if self._current >= 0:
+            os.close(self._current)
+            self._current = -1
+        self._close_archive()
+
+    def start(self) -> int:
+        """The oldest position that is kept."""
+        ledger = logledger.load(self._log_dir)
+        listed = self._list(ledger, again=True)
+        return listed[0].start if listed else self.start_of_current()
+
+    def start_of_current(self) -> int:
+        """The first position that is in no archive."""
+        return logledger.load(self._log_dir).head
+
+    def end(self) -> int:
+        """The position after the last byte."""
+        while True:
+            ledger = logledger.load(self._log_dir)
+            fd = self._current_fd()
+            if fd < 0:
+                return ledger.head
+            size = os.fstat(fd).st_size
+            base = logledger.base_in(fd, ledger, size)
+            # The size belongs to this base only if nothing was removed in between.
+            if logledger.load(self._log_dir) == ledger and logledger.base_in(fd, ledger, size) == base:
+                return base + size
+
+    def read(self, position: int, size: int) -> tuple[int, bytes]:
+        """Up to ``size`` bytes from ``position``, and where they really begin: later, if older ones are gone.
+
+        No bytes means the end of the log.
+        """
+        while True:
+            ledger = logledger.load(self._log_dir)
+            if position >= ledger.head:
+                data = self._read_current(ledger, position, size)
+                if data is not None:
+                    return position, data
+                continue
+            listed = self._list(ledger)
+            after = next((at for at, archive in enumerate(listed) if archive.start > position), len(listed))
+            limit = listed[after].start if after < len(listed) else ledger.head
+            if after == 0:
+                position = limit
+                continue
+            archive = listed[after - 1]
+            try:
+                data = self._opened(archive).read(position - archive.start, min(size, limit - position))
+            except FileNotFoundError:  # pruned, compressed or given its name since it was listed
+                self._list(ledger, again=True)
+                continue
+            if data:
+                return position, data
+            position = limit
+
+    def span(self, start: int, end: int) -> tuple[int, bytes]:
+        """The bytes from ``start`` to ``end``, and where they begin if the first of them are gone."""
+        found = bytearray()
+        began = position = start
+        while position < end:
+            at, block = self.read(position, end - position)
+            if at != position:
+                began = at
+                found.clear()
+            if not block or at >= end:
+                break
+            found += block
+            position = at + len(block)
+        return min(began, end), bytes(found[: end - min(began, end)])
+
+    def _read_current(self, ledger: Ledger, position: int, size: int) -> bytes | None:
+        """The bytes, or None when a rotation came between and it has to be tried again."""
+        fd = self._current_fd()
+        if fd < 0:
+            return b""
+        length = os.fstat(fd).st_size
+        base = logledger.base_in(fd, ledger, length)
+        data = os.pread(fd, size, position - base) if position - base < length else b""
+        if logledger.load(self._log_dir) != ledger or logledger.base_in(fd, ledger, length) != base:
+            return None
+        return data
+
+    def _current_fd(self) -> int:
+        if self._current < 0:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self._current = os.open(f"{self._log_dir}/{CURRENT}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        return self._current
+
+    def _list(self, ledger: Ledger, *, again: bool = False) -> list[Archive]:
+        if again or self._listed_at != ledger.number:
+            try:
+                found = logledger.archives(self._log_dir, ledger.newest)
+            except (FileNotFoundError, NotADirectoryError):
+                found = []
+            # One that the ledger does not know yet (or is being copied) is still in `current`.
+            self._archives = [archive for archive in found if archive.start < ledger.head]
+            self._listed_at = ledger.number
+        return self._archives
+
+    def _opened(self, archive: Archive) -> "_OpenArchive":
+        if self._open is None or self._open.name != archive.name:
+            self._close_archive()
+            path = self._log_dir / archive.name
+            self._open = _CompressedArchive(path) if archive.compressed else _PlainArchive(path)
+        return self._open
+
+    def _close_archive(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+class _PlainArchive:
+    """An archive as it was copied."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._fd, size, offset)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class _Member(NamedTuple):
+    start: int
+    plain_bytes: int
+    offset: int
+    packed_bytes: int
+
+
+class _CompressedArchive:
+    """A gzip file made of members that say how long they are, so that only the one needed is unpacked.
+
+    A gzip file of somebody else (recompressed by hand) is read too, from its beginning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self._file = path.open("rb")
+        self._foreign: gzip.GzipFile | None = None
+        self._unpacked: tuple[_Member, bytes] | None = None
+        try:
+            self._members = self._walk()
+        except BaseException:
+            self._file.close()
+            raise
+        if not self._members:
+            self._foreign = gzip.GzipFile(fileobj=self._file)
+
+    def read(self, offset: int, size: int) -> bytes:
+        if self._foreign is not None:
+            self._foreign.seek(offset)
+            return self._foreign.read(size)
+        for member in self._members:
+            if member.start <= offset < member.start + member.plain_bytes:
+                data = self._unpack(member)
+                return data[offset - member.start : offset - member.start + size]
+        return b""
+
+    def close(self) -> None:
+        if self._foreign is not None:
+            self._foreign.close()
+        self._file.close()
+
+    def _walk(self) -> list[_Member]:
+        fd = self._file.fileno()
+        total = os.fstat(fd).st_size
+        members: list[_Member] = []
+        start = offset = 0
+        while offset < total:
+            head = os.pread(fd, _MEMBER.size, offset)
+            if len(head) < _MEMBER.size or head[:4] != b"\x1f\x8b\x08\x04" or head[12:14] != b"TL":
+                return []
+            packed, plain = _MEMBER.unpack(head)[-2:]
+            members.append(_Member(start, plain, offset, packed))
+            start += plain
+            offset += max(packed, _MEMBER.size)
+        return members
+
+    def _unpack(self, member: _Member) -> bytes:
+        if self._unpacked is None or self._unpacked[0] != member:
+            body = os.pread(self._file.fileno(), member.packed_bytes, member.offset)
+            self._unpacked = member, zlib.decompress(body, wbits=zlib.MAX_WBITS | 16)
+        return self._unpacked[1]
+
+
+_OpenArchive = _PlainArchive | _CompressedArchive
+
+
+# --- bytes to lines ---------------------------------------------------------------------------------------------
+
+
+class _Cut(NamedTuple):
+    """A line as bytes: where the next one begins, and how it was shortened."""
+
+    content: bytes
+    position: int
+    shortened: bool = False
+    notice: bool = False
+
+    def line(self, name: str, *, colour: bool) -> Line:
+        text = logtext.shown(self.content, colour=colour)
+        if self.shortened:
+            text += f" … [line cut at {LINE_BYTES} bytes]"
+        return Line(name, text, self.position)
+
+
+class _LineCutter:
+    """Cuts blocks into lines, holding no more than :data:`LINE_BYTES` of an unfinished one."""
+
+    __slots__ = ("_pending", "_swallowing", "position")
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self._pending = b""
+        self._swallowing = False
+
+    def feed(self, position: int, block: bytes) -> Iterator[_Cut]:
+        if position != self.position:
+            lost = position - self.position
+            self._pending, self._swallowing = b"", False
+            self.position = position
+            yield _Cut(
+                f"--- tidelock {lost} bytes were pruned before they were read ---".encode(), position, notice=True
+            )
+        at = self.position
+        self.position += len(block)
+        *lines, rest = block.split(b"\n")
+        for line in lines:
+            at += len(line) + 1
+            if self._swallowing:
+                self._swallowing = False
+                continue
+            content = self._pending + line if self._pending else line
+            self._pending = b""
+            yield _Cut(content[:LINE_BYTES], at, shortened=len(content) > LINE_BYTES)
+        if self._swallowing:
+            return
+        self._pending += rest
+        if len(self._pending) > LINE_BYTES:
+            # Shown as soon as it is too long: a writer without newlines is seen, and nothing piles up.
+            yield _Cut(self._pending[:LINE_BYTES], self.position, shortened=True)
+            self._pending, self._swallowing = b"", True
+
+    def rest(self) -> Iterator[_Cut]:
+        """The line that was not finished."""
+        if self._pending:
+            yield _Cut(self._pending, self.position)
+
+
+def _shown(
+    log_dir: Path,
+    *,
+    lines: int | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    pattern: re.Pattern[str] | None = None,
+    colour: bool = False,
+    end: int | None = None,
+) -> Iterator[Line]:
+    with LogView(log_dir) as view:
+        end = stop = view.end() if end is None else min(end, view.end())
+        begin = view.start()
+        if since is not None or until is not None:
+            begin, stop = _within(view, log_dir, begin, end, since, until)
+        if lines is not None and pattern is None:
+            begin = max(begin, _tail_start(view, stop, lines))
+        found: Iterator[Line] = (
+            cut.line("", colour=colour) for cut in _cuts(view, begin, stop, end) if _matches(cut, pattern)
+        )
+        if lines is not None:
+            found = iter(deque(found, maxlen=lines))
+        yield from found
+
+
+def _cuts(view: LogView, begin: int, stop: int, end: int) -> Iterator[_Cut]:
+    """The lines that begin in [begin, stop), where the log ends at ``end``."""
+    cutter = _LineCutter(begin)
+    starts_at = begin
+    while cutter.position < end:
+        position, block = view.read(cutter.position, min(_BLOCK_BYTES, end - cutter.position))
+        if not block:
+            break
+        for cut in cutter.feed(position, block):
+            if starts_at >= stop:
+                return
+            starts_at = cut.position
+            yield cut
+    if starts_at < stop:
+        yield from cutter.rest()
+
+
+def _within(
+    view: LogView, log_dir: Path, begin: int, end: int, since: datetime | None, until: datetime | None
+) -> tuple[int, int]:
+    """The positions between two times, widened to where we know the time, and to the beginning of a line."""
+    entries = _index(log_dir)
+    stop = end
+    if since is not None:
+        moment_of = since.timestamp()
+        known = next((position for at, position in reversed(entries) if at <= moment_of), begin)
+        begin = max(begin, min(known, end))
+        begin = _line_start(view, begin, 0)
+    if until is not None:
+        moment_of = until.timestamp()
+        stop = min(end, next((position for at, position in entries if at >= moment_of), end))
+    return begin, stop
+
+
+def _index(log_dir: Path) -> list[tuple[float, int]]:
+    try:
+        data = (log_dir / INDEX).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return list(_INDEX_ENTRY.iter_unpack(data[: len(data) // _INDEX_ENTRY.size * _INDEX_ENTRY.size]))
+
+
+def _tail_start(view: LogView, end: int, lines: int) -> int:
+    """Where the last ``lines`` lines before ``end`` begin; one that is not finished counts."""
+    if lines <= 0:
+        return end
+    _, last = view.span(end - 1, end) if end else (0, b"")
+    return _after_newline(view, end, lines + (last == b"\n"), view.start())
+
+
+def _line_start(view: LogView, end: int, lines: int) -> int:
+    """Where the line at ``end`` begins, or the one ``lines`` whole lines before it."""
+    start = view.start()
+    if lines:
+        return _after_newline(view, end, lines + 1, start)
+    # A line longer than we would show is not searched for its beginning.
+    reach = max(start, end - 2 * LINE_BYTES)
+    found = _after_newline(view, end, 1, reach)
+    return end if found == reach > start else found
+
+
+def _after_newline(view: LogView, end: int, count: int, start: int) -> int:
+    """The position after the ``count``-th newline counted back from ``end``, or ``start``."""
+    position = end
+    while position > start:
+        wanted = max(start, position - _BLOCK_BYTES)
+        began, block = view.span(wanted, position)
+        there = block.count(b"\n")
+        if there >= count:
+            at = len(block)
+            for _ in range(count):
+                at = block.rfind(b"\n", 0, at)
+            return began + at + 1
+        count -= there
+        if began > wanted:
+            return began
+        position = began
+    return start
+
+
+def _matches(cut: _Cut, pattern: re.Pattern[str] | None) -> bool:
+    return pattern is None or cut.notice or pattern.search(logtext.shown(cut.content)) is not None
+
+
+def _pattern(grep: str | None) -> re.Pattern[str] | None:
+    if grep is None:
+        return None
+    try:
+        return re.compile(grep)
+    except re.error as err:
+        raise SpecError("grep", grep, f"a regular expression ({err})") from None

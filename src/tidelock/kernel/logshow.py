@@ -1,0 +1,71 @@
+"""What ``tidelock logs`` prints: the lines of one log as they are, of several with their names in front.
+
+It works with or without an owner, because it only reads files. Each name has its own colour, always the
+same one, so that the eye can follow one worker among many.
+"""
+
+import os
+import zlib
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Final, TextIO
+
+from tidelock.kernel.logreader import Follower, read
+
+# Bright and dark alternate; black and white are left out, because one of them is the background.
+_COLOURS: Final = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
+_WIDEST_NAME: Final = 24
+
+
+def show(
+    logs: Mapping[str, Path],
+    out: TextIO,
+    *,
+    lines: int | None = 20,
+    follow: bool = False,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    grep: str | None = None,
+    colour: bool | None = None,
+) -> None:
+    """Print the last ``lines`` of each log (None: all), then, if ``follow``, what comes until we are interrupted."""
+    coloured = _wants_colour(out) if colour is None else colour
+    heads = _heads(list(logs), colour=coloured)
+    with Follower(grep=grep, colour=coloured) as follower:
+        for name, log_dir in logs.items():
+            if follow and since is None and until is None and lines is not None and grep is None:
+                follower.add(name, log_dir, lines=lines)
+                continue
+            end = None
+            if follow:
+                # First, so that what is written while we print the past is neither missed nor printed twice.
+                follower.add(name, log_dir)
+                end = follower.position_of(name)
+            past = read(log_dir, lines=lines, since=since, until=until, grep=grep, colour=coloured, end=end)
+            out.writelines(f"{heads[name]}{text}\n" for text in past)
+        out.flush()
+        if not follow:
+            return
+        while follower.names:
+            found = follower.ready()
+            out.writelines(f"{heads[name]}{text}\n" for name, text, _ in found)
+            out.flush()
+            if not found:
+                follower.wait()
+
+
+def _wants_colour(out: TextIO) -> bool:
+    return out.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _heads(names: list[str], *, colour: bool) -> dict[str, str]:
+    if len(names) < 2:  # noqa: PLR2004 - one log needs no name
+        return dict.fromkeys(names, "")
+    width = min(_WIDEST_NAME, max(map(len, names)))
+    return {name: f"{_coloured(name, width) if colour else name.ljust(width)} | " for name in names}
+
+
+def _coloured(name: str, width: int) -> str:
+    code = _COLOURS[zlib.crc32(name.encode()) % len(_COLOURS)]
+    return f"\x1b[{code}m{name.ljust(width)}\x1b[0m"
