@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 
 from bench.places import PEERS
 from bench.plan import Plan
-from bench.processes import alive, descendants
+from bench.processes import descendants
 
 Kind = Literal["limit", "library", "daemon", "peer"]
 
@@ -49,7 +49,7 @@ class Driver(ABC):
     """Whether it keeps a process per worker beside the worker, which the out-of-memory killer may choose as well."""
 
     keeps_logs: ClassVar[bool] = False
-    """Whether it writes its workers' output to files that :meth:`log_files` can find."""
+    """Whether it keeps its workers' output, so that :meth:`output` can give it back."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -114,10 +114,13 @@ class Driver(ABC):
             process.wait()
         self.started.clear()
 
+    def output(self, name: str) -> bytes:
+        """Everything that was kept of a worker's output, in order."""
+        return b"".join(path.read_bytes() for path in self.log_files(name))
+
     def log_files(self, name: str) -> list[Path]:
-        """The files that hold a worker's output, oldest first; empty where the manager keeps none of its own."""
-        del name
-        return []
+        """The files that hold a worker's output, oldest first."""
+        raise NotImplementedError(f"{self.name} keeps no log of {name}")
 
     # --- for the drivers --------------------------------------------------------------------------------------
 
@@ -169,8 +172,3 @@ def installed(peer: str, program: str) -> str | None:
     """A driver's answer to ``missing``: None when the peer's program is there."""
     path = PEERS / peer / program
     return None if path.exists() else f"{peer} is not installed ({path.relative_to(PEERS.parent)} is missing)"
-
-
-def ended(pids: set[int]) -> bool:
-    """Whether none of them is alive."""
-    return not any(alive(pid) for pid in pids)

@@ -16,7 +16,9 @@ class Pm2(Driver):
     """The daemon ("God") in a home of its own, so that nobody else's pm2 is touched."""
 
     name = "pm2"
-    about = "one app per worker, `interpreter: none`, fork mode; `pm2 start FILE`, `pm2 stop all`, `save` and `resurrect`"
+    about = (
+        "one app per worker, `interpreter: none`, fork mode; `pm2 start FILE`, `pm2 stop all`, `save` and `resurrect`"
+    )
     most = 1000
     keeps_logs = True
 

@@ -38,7 +38,9 @@ class Supervisor(Driver):
     """supervisord in the foreground, with its strongest stop options."""
 
     name = "supervisor"
-    about = "one `[program]` per worker, `startsecs=0`, `stopasgroup`, `killasgroup`; `startAllProcesses` over its socket"
+    about = (
+        "one `[program]` per worker, `startsecs=0`, `stopasgroup`, `killasgroup`; `startAllProcesses` over its socket"
+    )
     most = 1000
     keeps_logs = True
 

@@ -14,17 +14,26 @@ from protocol import answer, channel, read_requests, timed
 def main() -> None:
     reading, writing = channel()
     client: Any = None
+    names: list[str] = []
     buffered = bytearray()
     while (requests := read_requests(reading, buffered)) is not None:
         for request in requests:
             match request["verb"]:
                 case "up":
+                    names = [name for name, _ in request["workers"]]
                     client = connected(request["directory"], len(request["workers"]))
                     answer(writing)
                 case verb:
-                    # Without a name, `start` passes over watchers that do not start by themselves.
-                    order = {"name": "w*", "match": "glob", "waiting": True}
-                    answer(writing, **timed(lambda verb=verb, order=order: client.send_message(verb, **order)))
+                    answer(writing, **timed(lambda verb=verb: tell(client, verb, names)))
+
+
+def tell(client: Any, verb: str, names: list[str]) -> None:
+    """Stop all in one message; start by name, as a pattern passes over watchers that do not start by themselves."""
+    if verb == "stop":
+        client.send_message(verb, waiting=True)
+    else:
+        for name in names:
+            client.send_message(verb, name=name, waiting=True)
 
 
 def connected(directory: str, workers: int) -> Any:

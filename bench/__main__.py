@@ -1,0 +1,66 @@
+"""``python -m bench``: install, measure what is missing, write the page."""
+
+import argparse
+import shutil
+import sys
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.build import build_programs
+from bench.drivers import DRIVERS
+from bench.install import install_peers
+from bench.measures import MEASURES
+from bench.places import IMAGES, PAGE, RESULTS, WORK
+from bench.report import headline_of, write_page
+from bench.runner import Choice, keys_for, run_all
+from bench.store import Store
+
+
+def main() -> int:
+    """Do what the arguments ask for."""
+    asked = _arguments()
+    console = Console(highlight=False)
+    # Quick numbers are a smoke test: they neither resume nor replace a full run, and the published page stays.
+    store = Store(WORK / "quick-results" if asked.quick else RESULTS)
+    if asked.fresh:
+        shutil.rmtree(store.directory)
+        store = Store(store.directory)
+    if not asked.report:
+        build_programs()
+        install_peers(console.print)
+        choice = Choice(asked.quick, tuple(asked.only), tuple(asked.driver), asked.largest)
+        keys = [key for key in keys_for(choice) if asked.again or not store.has(key)]
+        _measure(keys, store, asked.quick, console)
+    page, images = (WORK / "benchmarks.md", WORK / "img") if asked.quick else (PAGE, IMAGES)
+    write_page(store, page, images)
+    console.print(f"written: {page}")
+    return 0
+
+
+def _measure(keys: list, store: Store, quick: bool, console: Console) -> None:  # type: ignore[type-arg]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("measuring", total=len(keys))
+        for done, (key, result, seconds) in enumerate(run_all(keys, store, quick), start=1):
+            outcome = f"failed: {result.failure}" if result.failure else headline_of(result)
+            console.print(f"[{done}/{len(keys)}] {key!s:<40} {outcome} ({seconds:.1f} s)", markup=False)
+            upcoming = str(keys[done]) if done < len(keys) else "done"
+            progress.update(task, advance=1, description=upcoming)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure Tidelock beside its peers.")
+    parser.add_argument("--quick", action="store_true", help="small sizes, one sample each: under three minutes")
+    parser.add_argument("--only", action="append", default=[], choices=list(MEASURES), help="this measure (repeatable)")
+    parser.add_argument(
+        "--driver", action="append", default=[], choices=list(DRIVERS), help="this manager (repeatable)"
+    )
+    parser.add_argument("--largest", type=int, help="leave out sizes above this")
+    parser.add_argument("--again", action="store_true", help="measure also what is already there")
+    parser.add_argument("--fresh", action="store_true", help="forget every earlier result first")
+    parser.add_argument("--report", action="store_true", help="measure nothing, write the page from the stored results")
+    return parser.parse_args()
+
+
+sys.exit(main())

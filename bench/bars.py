@@ -1,0 +1,153 @@
+"""What we want to reach, judged by the numbers of the same run."""
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from bench.store import Key, Result
+
+Results = Mapping[Key, Result]
+
+_MANAGERS = ("s6", "runit", "supervisor", "circus", "pm2", "workerdeck")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar and whether it is reached; ``passed`` is None where something was not measured."""
+
+    work: str
+    wanted: str
+    measured: str
+    passed: bool | None
+
+    @property
+    def verdict(self) -> str:
+        """Pass, fail or not measured."""
+        return {True: "pass", False: "**fail**", None: "not measured"}[self.passed]
+
+
+def judged(results: Results) -> list[Bar]:
+    """Every bar."""
+    return [_judge(results, *bar) for bar in _BARS]
+
+
+# --- the bars: (work, wanted, how it is judged) ----------------------------------------------------------------------
+
+Verdict = tuple[str, bool]
+
+
+def _spawn_against_popen(results: Results) -> Verdict:
+    ratio = _spawn(results, "tidelock", 1000) / _spawn(results, "popen", 1000)
+    return f"{ratio:.2f} ×", ratio <= 1.5
+
+
+def _spawn_flat(results: Results) -> Verdict:
+    per_worker = {size: _spawn(results, "tidelock", size) / size for size in (100, 1000, 5000)}
+    bare = {size: _spawn(results, "popen", size) / size for size in (100, 5000)}
+    growth, bare_growth = per_worker[5000] / per_worker[100], bare[5000] / bare[100]
+    text = ", ".join(f"{size:,}: {value:.3f} ms" for size, value in per_worker.items())
+    # "Flat" as the kernel allows: the bare loop is the measure of what the growing process table itself costs.
+    return f"{text} ({growth:.2f} ×; the bare loop {bare_growth:.2f} ×)", growth <= 1.25 * max(1.0, bare_growth)
+
+
+def _spawn_against_peers(results: Results) -> Verdict:
+    peers = {name: _spawn(results, name, 1000) for name in _MANAGERS if Key("spawn", name, 1000) in results}
+    fastest = min(peers, key=lambda name: peers[name])
+    ratio = _spawn(results, "tidelock", 1000) / peers[fastest]
+    return f"{ratio:.2f} × {fastest}", ratio <= 0.5
+
+
+def _replacement(results: Results) -> Verdict:
+    ours = _delay(results, "tidelock")
+    ratio = ours / _delay(results, "popen")
+    others = [_delay(results, name) for name in _MANAGERS if Key("restart", name, 100) in results]
+    ahead = all(ours < other for other in others)
+    return f"{ratio:.2f} ×, {'ahead of' if ahead else 'not ahead of'} every peer", ratio <= 2.5 and ahead
+
+
+def _idle(results: Results) -> Verdict:
+    switches = {name: _only(results, Key("idle", name, 1000), "switches") for name in ("tidelock", "tidelock-daemon")}
+    text = ", ".join(f"{name}: {value:.0f}" for name, value in switches.items())
+    return text, not any(switches.values())
+
+
+def _memory_per_worker(results: Results) -> Verdict:
+    result = results[Key("spawn", "tidelock", 1000)]
+    grown = (result.median("pss_full") - result.median("pss_empty")) / 1000 / 1024
+    return f"{grown:.1f} KiB", grown <= 4
+
+
+def _memory_of_daemon(results: Results) -> Verdict:
+    megabytes = results[Key("spawn", "tidelock-daemon", 1000)].median("pss_full") / 1e6
+    return f"{megabytes:.1f} MB", megabytes < 45
+
+
+def _stop_hundred(results: Results) -> Verdict:
+    ratio = _only(results, Key("spawn", "tidelock", 100), "stop_ms") / _only(
+        results, Key("spawn", "popen", 100), "stop_ms"
+    )
+    return f"{ratio:.1f} ×", ratio <= 5
+
+
+def _adoption(results: Results) -> Verdict:
+    each = {size: _only(results, Key("adopt", "tidelock", size), "open_ms") / size for size in (100, 1000, 5000)}
+    text = ", ".join(f"{size:,}: {value:.3f} ms" for size, value in each.items())
+    return text, each[1000] <= 0.3 and each[5000] <= 1.5 * each[1000]
+
+
+def _manager_killed(results: Results) -> Verdict:
+    names = ("duplicates", "lost", "not_stoppable")
+    counts = {
+        name: sum(_only(results, Key("crash", "tidelock", 50, how), name) for how in ("plain", "talk"))
+        for name in names
+    }
+    text = ", ".join(f"{value:.0f} {name.replace('_', ' ')}" for name, value in counts.items())
+    return text, not any(counts.values())
+
+
+def _logs(results: Results) -> Verdict:
+    ours, plain = (results[Key("logs", name, 2_000_000, "lines")] for name in ("tidelock", "popen"))
+    ratio = ours.median("mb_per_second") / plain.median("mb_per_second")
+    lost = max(ours.values("lost"))
+    return f"{ratio:.2f}, {lost:.0f} lost", ratio >= 0.9 and lost == 0
+
+
+_BARS: list[tuple[str, str, Callable[[Results], Verdict]]] = [
+    ("spawn of 1,000, library, all guarantees on ÷ bare `Popen` loop", "≤ 1.5 ×", _spawn_against_popen),
+    ("the same, per worker from 100 to 5,000", "flat", _spawn_flat),
+    ("the same ÷ the fastest of s6, runit, supervisor, circus, pm2, workerdeck", "≤ 0.5 ×", _spawn_against_peers),
+    ("kill -9 → replacement running, p50 ÷ bare `Popen` loop", "≤ 2.5 ×, ahead of every peer", _replacement),
+    ("idle, 1,000 workers, wake-ups in 20 s", "0", _idle),
+    ("memory per worker on the manager's side, 1,000 workers", "≤ 4 KiB PSS", _memory_per_worker),
+    ("the daemon with 1,000 workers, in all", "< 45 MB PSS", _memory_of_daemon),
+    ("stop all of 100 ÷ bare kill loop, each tree proven gone", "≤ 5 ×", _stop_hundred),
+    ("adopt 1,000 on open, each", "≤ 0.3 ms, linear", _adoption),
+    ("manager kill -9, reopened", "0 duplicates, 0 lost, all stoppable", _manager_killed),
+    ("log throughput with rotation ÷ plain file", "≥ 0.9, 0 lines lost", _logs),
+]
+
+
+def _judge(results: Results, work: str, wanted: str, verdict: Callable[[Results], Verdict]) -> Bar:
+    try:
+        measured, passed = verdict(results)
+    except (KeyError, ValueError, statistics.StatisticsError):
+        return Bar(work, wanted, "", None)
+    return Bar(work, wanted, measured, passed)
+
+
+def _spawn(results: Results, driver: str, size: int) -> float:
+    return _only(results, Key("spawn", driver, size), "spawn_ms")
+
+
+def _only(results: Results, key: Key, name: str) -> float:
+    return results[key].median(name)
+
+
+def _delay(results: Results, driver: str) -> float:
+    delays = results[Key("restart", driver, 100)].samples
+    return statistics.median(delay for sample in delays for delay in sample["delays_ms"])
+
+
+def unmet(results: Results) -> Iterator[Bar]:
+    """The bars that were measured and not reached."""
+    return (bar for bar in judged(results) if bar.passed is False)

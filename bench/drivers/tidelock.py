@@ -1,0 +1,101 @@
+"""Tidelock, measured as a library (async and synchronous) and as a daemon."""
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from bench.drivers.driver import Driver, Kind, Span, wait_until
+from bench.drivers.hosted import Hosted
+from bench.plan import Plan
+
+
+class Library(Hosted):
+    """``AsyncDeck`` in a process of its own, all guarantees on."""
+
+    name = "tidelock"
+    kind: ClassVar[Kind] = "library"
+    about = "`AsyncDeck`, one `await deck.start(…)` after another, defaults but `backoff_seconds=0`; `stop_all()`"
+    host = "deck_host.py"
+    adopts = True
+    keeps_logs = True
+
+    def output(self, name: str) -> bytes:
+        """Its archives and the current file, put together by its own reader."""
+        return worker_output(self.plan, name)
+
+
+class Facade(Library):
+    """``Deck``, the synchronous facade."""
+
+    name = "tidelock-sync"
+    about = "`Deck`, the synchronous facade, the same verbs"
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(replace(plan, options={"BENCH_DECK": "facade"}))
+
+
+class Daemon(Driver):
+    """``tidelock up``, asked over its socket."""
+
+    name = "tidelock-daemon"
+    kind: ClassVar[Kind] = "daemon"
+    about = "`tidelock up`; one request per start over `deck.sock`; one bulk request to stop all"
+    adopts = True
+    keeps_logs = True
+
+    def up(self) -> None:
+        """Start the daemon and wait until it answers."""
+        from tidelock.client import Client  # noqa: PLC0415 - the harness works, for peers, without the daemon's parts
+
+        state = self.plan.directory / "state"
+        self.launch([Path(sys.executable).with_name("tidelock"), "--state", state, "up", "--listen", "127.0.0.1:0"])
+        self._client = Client(state, timeout_seconds=300)
+        wait_until(self._answers, "the daemon's socket", 60)
+
+    def start(self) -> Span:
+        """One request per worker."""
+        from tidelock import Log, Restart, Stop  # noqa: PLC0415 - as above
+
+        fields = {
+            "restart": Restart("on-failure", backoff_seconds=0),
+            "stop": Stop(grace_seconds=self.plan.grace_seconds),
+            "log": Log(max_bytes=self.plan.log_bytes, keep=self.plan.log_keep),
+        }
+        begin_ns = time.monotonic_ns()
+        for worker in self.plan.workers:
+            self._client.start(worker.name, worker.command, **fields)
+        return Span(begin_ns, time.monotonic_ns())
+
+    def stop(self) -> Span:
+        """One request for all."""
+        begin_ns = time.monotonic_ns()
+        self._client.document("POST", "/api/v1/bulk", {"verb": "stop", "names": "all"})
+        return Span(begin_ns, time.monotonic_ns())
+
+    def reopen(self) -> Span:
+        """From launching the daemon until it answers; opening is recovering, so by then it knows its workers."""
+        begin_ns = time.monotonic_ns()
+        self.up()
+        return Span(begin_ns, time.monotonic_ns())
+
+    def output(self, name: str) -> bytes:
+        """Its archives and the current file, put together by its own reader."""
+        return worker_output(self.plan, name)
+
+    def _answers(self) -> bool:
+        from tidelock.errors import TidelockError  # noqa: PLC0415 - as above
+
+        try:
+            self._client.document("GET", "/healthz")
+        except (OSError, TidelockError):
+            return False
+        return True
+
+
+def worker_output(plan: Plan, name: str) -> bytes:
+    """Everything below a worker's ``log/``, in order: archives break at disk blocks, not at lines."""
+    from tidelock.kernel.logreader import raw  # noqa: PLC0415 - as above
+
+    return b"".join(raw(plan.directory / "state" / "workers" / name / "log"))
