@@ -5,7 +5,7 @@ one of these two functions, so a policy is changed in one place and tested witho
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from tidelock.deck.backoff import breaker_trips, crashes_in_window, next_delay, streak_after
 from tidelock.model import Exit, Exited, Lifetime, Restart, State, UnknownExit
@@ -74,6 +74,8 @@ class NoteEnd:
     """It ended while nobody watched: note it, and let :func:`after_end` decide."""
 
 
+_LIVE: Final = frozenset({State.STARTING, State.RUNNING, State.UNHEALTHY})
+
 Opening: TypeAlias = Adopt | Leave | EndTree | Conflict | StartNow | NoteEnd
 
 
@@ -88,7 +90,7 @@ def on_open(found: Found) -> Opening:  # noqa: PLR0911 - one return per row of t
         return EndTree("bound-orphan") if found.lifetime == "bound" and not found.ours else Adopt()
     if found.tree_left:
         return EndTree("wanted-stopped" if found.wanted == "stopped" else "leader-died")
-    if found.phase in {State.RUNNING, State.UNHEALTHY}:
+    if found.wanted == "running" and not found.never_identified and found.phase in _LIVE:
         return NoteEnd()
     if found.wanted == "stopped" or found.phase in {State.EXITED, State.FAILED, State.BACKOFF}:
         return Leave()

@@ -42,7 +42,7 @@ class Tree:
 
     name: str
     cookie: Cookie
-    lock_path: Path
+    lock_path: Path | None  # None for a process that was taken over and does not carry a lock
     identity: Identity | None = None
     cgroup: Path | None = None
 
@@ -79,7 +79,7 @@ def members(trees: Sequence[Tree]) -> dict[Cookie, list[int]]:
             found[cookie].update(pids)
     for tree in trees:
         # A lock that is held by nobody we found: somebody cleared its environment or left the cgroup.
-        if not found[tree.cookie] and flock.is_held(tree.lock_path):
+        if tree.lock_path is not None and not found[tree.cookie] and flock.is_held(tree.lock_path):
             found[tree.cookie].update(flock.holders(tree.lock_path))
     return {cookie: sorted(pids) for cookie, pids in found.items()}
 
@@ -123,7 +123,9 @@ def belongs(tree: Tree, pid: int) -> bool:
         return False
     if tree.cgroup is not None and (pids := _cgroup_pids(tree.cgroup)) is not None and pid in pids:
         return True
-    return cookie_of(pid) == tree.cookie or pid in flock.holders(tree.lock_path)
+    if cookie_of(pid) == tree.cookie:
+        return True
+    return tree.lock_path is not None and pid in flock.holders(tree.lock_path)
 
 
 def is_gone(tree: Tree, found: Sequence[int] | None = None) -> bool:
@@ -133,7 +135,7 @@ def is_gone(tree: Tree, found: Sequence[int] | None = None) -> bool:
     """
     if tree.identity is not None and ids.answer(tree.identity) is not ids.Answer.DIFFERENT:
         return False
-    if flock.is_held(tree.lock_path):
+    if tree.lock_path is not None and flock.is_held(tree.lock_path):
         return False
     return not (members([tree])[tree.cookie] if found is None else found)
 
@@ -188,7 +190,9 @@ def _signal_member(tree: Tree, pid: int, numbers: Sequence[int], *, group_was_re
 
 def _signal_group(tree: Tree, leader_pidfd: int, pids: Sequence[int], number: int) -> None:
     if ids.has_group_signal():
-        ids.send_group_signal(leader_pidfd, number)
+        # A process that was taken over need not lead a group; then it alone is meant.
+        if not ids.send_group_signal(leader_pidfd, number):
+            ids.send_signal(leader_pidfd, number)
         return
     # Below 6.9. The number of a group stays reserved while it has members, so a verified live member of the
     # tree in that group proves that the number is still ours.

@@ -1,0 +1,136 @@
+"""Everything that happened, in order, once: to disk first, then to whoever listens.
+
+An event is committed in the same transaction as the change it tells of. Listeners are woken afterwards and read
+from the registry at their own pace, each from its own place: a slow or raising callback harms neither the deck nor
+the other listeners, and cannot miss anything that is still kept.
+"""
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Final
+
+from tidelock.deck.clock import Clock
+from tidelock.errors import RegistryError
+from tidelock.model import Event, EventKind
+from tidelock.registry import Registry, read_only
+
+_log: Final = logging.getLogger("tidelock.events")
+_BATCH: Final = 500
+
+
+class EventStream:
+    """Appends events and lets others follow them."""
+
+    def __init__(self, registry: Registry, clock: Clock) -> None:
+        self._registry = registry
+        self._clock = clock
+        self._followers: set[asyncio.Event] = set()
+        self._listeners: set[_Listener] = set()
+        self._closed = False
+
+    def append(self, worker: str | None, kind: EventKind, **detail: Any) -> Event:
+        """Note down what happened, in the transaction that is open now; call :meth:`wake` after its commit."""
+        return self._registry.append_event(self._clock.wall(), worker, kind, detail)
+
+    def wake(self) -> None:
+        """Something was committed: everybody may look."""
+        for follower in self._followers:
+            follower.set()
+        for listener in self._listeners:
+            listener.wake()
+
+    async def follow(self, after: int | None) -> AsyncIterator[Event]:
+        """Each event after an id (None: from now on), then each new one as it happens; ends when the deck closes."""
+        wakened = asyncio.Event()
+        self._followers.add(wakened)
+        try:
+            position = self._registry.last_event_id() if after is None else after
+            while not self._closed:
+                wakened.clear()
+                for event in self._registry.events(position, _BATCH):
+                    yield event
+                    position = event.id
+                    wakened.set()  # look once more before waiting: there may be more than a batch
+                await wakened.wait()
+        finally:
+            self._followers.discard(wakened)
+
+    def listen(self, callback: Callable[[Event], Any], loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+        """Call back for each event from now on, outside the loop; returns what ends it."""
+        listener = _Listener(self._registry.path, self._registry.last_event_id(), callback, loop)
+        self._listeners.add(listener)
+
+        def unsubscribe() -> None:
+            self._listeners.discard(listener)
+            listener.end()
+
+        return unsubscribe
+
+    def close(self) -> None:
+        """Let every follower and listener see what is left, then end."""
+        self._closed = True
+        for follower in self._followers:
+            follower.set()
+        for listener in self._listeners:
+            listener.end()
+        self._listeners.clear()
+
+
+class _Listener:
+    """One callback with a thread of its own, so that it can wait for nobody and nobody waits for it."""
+
+    def __init__(
+        self, path: Path, position: int, callback: Callable[[Event], Any], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._path = path
+        self._position = position
+        self._callback = callback
+        self._loop = loop
+        self._wakened = threading.Event()
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, name="tidelock-events", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._wakened.set()
+
+    def end(self) -> None:
+        """Deliver what is there, then end. Returns at once: a callback may be slow, or be the caller itself."""
+        self._ending = True
+        self._wakened.set()
+
+    def _run(self) -> None:
+        registry: Registry | None = None
+        try:
+            while True:
+                self._wakened.wait()
+                self._wakened.clear()
+                ending = self._ending
+                try:
+                    registry = registry or read_only(self._path)
+                    self._deliver(registry)
+                except RegistryError:
+                    _log.exception("events after %d could not be read; trying again with the next one", self._position)
+                if ending:
+                    return
+        finally:
+            if registry is not None:
+                registry.close()
+
+    def _deliver(self, registry: Registry) -> None:
+        while batch := registry.events(self._position, _BATCH):
+            for event in batch:
+                self._position = event.id
+                self._call(event)
+
+    def _call(self, event: Event) -> None:
+        try:
+            result = self._callback(event)
+            if inspect.iscoroutine(result):
+                asyncio.run_coroutine_threadsafe(result, self._loop).result()
+        except BaseException:  # noqa: BLE001 - the edge: whatever a callback raises, even SystemExit, is its own failure
+            _log.exception("an on_event callback raised at event %d (%s of %s)", event.id, event.kind, event.worker)

@@ -1,0 +1,187 @@
+"""The deck for threads and plain scripts: the same verbs, one line each, over a loop in a thread of its own.
+
+It installs no signal handler, waits for no process but its own workers, and changes neither the host's SIGCHLD nor
+its working directory. Any thread may call any verb.
+"""
+
+import asyncio
+import builtins
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from pathlib import Path, PurePath
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from tidelock.deck.clock import Clock
+from tidelock.deck.deck import ALL_LAYERS, AsyncDeck
+from tidelock.deck.observe import Layer
+from tidelock.errors import DeckClosed
+from tidelock.kernel.usage import ProcessInfo
+from tidelock.model import Event, WorkerSpec, WorkerStatus
+
+_Answer = TypeVar("_Answer")
+
+
+class Deck:
+    """All workers of one state directory. Opening recovers; leaving stops the bound workers only."""
+
+    def __init__(
+        self, state_dir: str | os.PathLike[str], *, clock: Clock | None = None, layers: Iterable[str] = ALL_LAYERS
+    ) -> None:
+        self._deck = AsyncDeck(state_dir, clock=clock, layers=layers)
+        self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="tidelock-deck", daemon=True)
+        self._thread.start()
+        try:
+            self._call(self._deck.open())
+        except BaseException:
+            self._end_loop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def state_dir(self) -> Path:
+        """Where everything is kept."""
+        return self._deck.state_dir
+
+    @property
+    def deck_id(self) -> str:
+        """The random name of this deck, made when it was first opened."""
+        return self._deck.deck_id
+
+    @property
+    def owner_pid(self) -> int:
+        """The pid that owns the deck: ours."""
+        return self._deck.owner_pid
+
+    def start(
+        self,
+        name: str | int,
+        command: Sequence[str | PurePath] | WorkerSpec | None = None,
+        *,
+        replace: bool = False,
+        **fields: Any,
+    ) -> WorkerStatus:
+        """As :meth:`AsyncDeck.start`."""
+        return self._call(self._deck.start(name, command, replace=replace, **fields))
+
+    def stop(self, name: str | int) -> WorkerStatus:
+        """As :meth:`AsyncDeck.stop`."""
+        return self._call(self._deck.stop(name))
+
+    def stop_many(
+        self, names: Iterable[str | int], progress: Callable[[WorkerStatus], None] | None = None
+    ) -> builtins.list[WorkerStatus]:
+        """As :meth:`AsyncDeck.stop_many`."""
+        return self._call(self._deck.stop_many(names, progress))
+
+    def stop_all(self) -> builtins.list[WorkerStatus]:
+        """As :meth:`AsyncDeck.stop_all`."""
+        return self._call(self._deck.stop_all())
+
+    def restart(self, name: str | int) -> WorkerStatus:
+        """As :meth:`AsyncDeck.restart`."""
+        return self._call(self._deck.restart(name))
+
+    def reset(self, name: str | int) -> WorkerStatus:
+        """As :meth:`AsyncDeck.reset`."""
+        return self._call(self._deck.reset(name))
+
+    def remove(self, name: str | int) -> None:
+        """As :meth:`AsyncDeck.remove`."""
+        self._call(self._deck.remove(name))
+
+    def status(self, name: str | int) -> WorkerStatus:
+        """As :meth:`AsyncDeck.status`."""
+        return self._call(self._deck.status(name))
+
+    def list(self) -> builtins.list[WorkerStatus]:
+        """As :meth:`AsyncDeck.list`."""
+        return self._call(self._deck.list())
+
+    def spec(self, name: str | int) -> WorkerSpec:
+        """As :meth:`AsyncDeck.spec`."""
+        return self._call(self._deck.spec(name))
+
+    def logs(self, name: str | int, lines: int = 20) -> builtins.list[str]:
+        """As :meth:`AsyncDeck.logs`."""
+        return self._call(self._deck.logs(name, lines))
+
+    def events(self, after: int = 0, limit: int | None = None, worker: str | None = None) -> builtins.list[Event]:
+        """As :meth:`AsyncDeck.events`."""
+        return self._call(self._deck.events(after, limit, worker))
+
+    def last_event_id(self) -> int:
+        """As :meth:`AsyncDeck.last_event_id`."""
+        return self._call(self._deck.last_event_id())
+
+    def on_event(self, callback: Callable[[Event], Any]) -> Callable[[], None]:
+        """As :meth:`AsyncDeck.on_event`."""
+        return self._call(_soon(self._deck.on_event, callback))
+
+    def reconcile(self) -> None:
+        """As :meth:`AsyncDeck.reconcile`."""
+        self._call(self._deck.reconcile())
+
+    def adopt(self, name: str | int, pid: int, **fields: Any) -> WorkerStatus:
+        """As :meth:`AsyncDeck.adopt`."""
+        return self._call(self._deck.adopt(name, pid, **fields))
+
+    def tree(self, name: str | int) -> builtins.list[ProcessInfo]:
+        """As :meth:`AsyncDeck.tree`."""
+        return self._call(self._deck.tree(name))
+
+    def layers(self, name: str | int) -> builtins.list[Layer]:
+        """As :meth:`AsyncDeck.layers`."""
+        return self._call(self._deck.layers(name))
+
+    def close(self) -> None:
+        """As :meth:`AsyncDeck.close`; harmless when it is closed already, or in a forked copy."""
+        if self._loop is None or os.getpid() != self._pid:
+            return
+        try:
+            self._call(self._deck.close())
+        finally:
+            self._end_loop()
+
+    def _call(self, verb: Coroutine[Any, Any, _Answer]) -> _Answer:
+        if os.getpid() != self._pid:
+            verb.close()
+            raise DeckClosed(
+                f"the deck {self._deck.state_dir} was opened by pid {self._pid}; this process is a fork of it: "
+                f"open a deck of its own here, or ask the owner"
+            )
+        if self._loop is None:
+            verb.close()
+            raise DeckClosed(f"the deck {self._deck.state_dir} is closed; open it again with Deck(...)")
+        if threading.current_thread() is self._thread:
+            verb.close()
+            raise DeckClosed("a verb of Deck cannot be called from inside its own loop; use AsyncDeck there")
+        return asyncio.run_coroutine_threadsafe(verb, self._loop).result()
+
+    def _run_loop(self) -> None:
+        assert self._loop is not None  # noqa: S101 - set before the thread starts
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _end_loop(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+
+async def _soon(function: Callable[..., _Answer], *arguments: Any) -> _Answer:
+    return function(*arguments)

@@ -1,0 +1,178 @@
+"""The state directory: who owns it, and what lies where.
+
+``deck.lock`` is held for as long as the owner lives, whichever way it dies; its content is the owner's pid, for people
+and for :class:`tidelock.errors.DeckOwned`. ``workers/NAME`` belongs to one worker each. A directory on its way out is
+renamed first to a name that no worker can have (``~`` is outside the alphabet), so a removal that was interrupted is
+finished by the next owner and never mistaken for a worker.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tidelock.errors import DeckOwned, NameRefused, StateDirRefused
+from tidelock.kernel import flock
+from tidelock.kernel.lifeline import Lifeline, forget_in_forks
+from tidelock.model import WorkerName, worker_name
+
+_REMOVING: Final = "removing~"
+HANDED_OVER_ENV: Final = "TIDELOCK_HANDED_OVER"
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What an exec in place carried over from the image before; empty in an ordinary start."""
+
+    lock_fd: int | None = None
+    notify_fd: int | None = None
+    lifelines: dict[str, int] = field(default_factory=dict)
+    guardian: dict[str, int] | None = None
+
+
+class DeckHome:
+    """The directory of one deck."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+        self.workers_dir = state_dir / "workers"
+        self.registry_path = state_dir / "deck.db"
+        self.lock_path = state_dir / "deck.lock"
+        self.socket_path = state_dir / "deck.sock"
+        self._lock_fd: int | None = None
+
+    def open(self) -> Inherited:
+        """Make the directory if need be and take its lock, or say who has it."""
+        try:
+            self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.workers_dir.mkdir(mode=0o700, exist_ok=True)
+            self._close_to_others()
+        except OSError as err:
+            raise StateDirRefused(f"{self.state_dir}: {err.strerror} (errno {err.errno})") from err
+        inherited = self._inherited()
+        self._lock_fd = inherited.lock_fd if inherited.lock_fd is not None else flock.take(self.lock_path)
+        if self._lock_fd is None:
+            raise DeckOwned(str(self.state_dir), owner_pid(self.state_dir))
+        try:
+            os.ftruncate(self._lock_fd, 0)
+            os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError as err:
+            if err.errno not in {errno.ENOSPC, errno.EDQUOT}:  # the pid is for people; the lock itself needs no space
+                self.close()
+                raise StateDirRefused(f"{self.lock_path}: {err.strerror}") from err
+        return inherited
+
+    def close(self) -> None:
+        """Let go of the lock: somebody else may own the deck now."""
+        if self._lock_fd is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._lock_fd, 0)
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def close_in_fork(self) -> None:
+        """In a forked copy of the owner: its descriptor would keep the deck locked after the owner's death."""
+        if self._lock_fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._lock_fd)
+            self._lock_fd = None
+
+    # --- workers ------------------------------------------------------------------------------------------------
+
+    def worker_names(self) -> list[WorkerName]:
+        """Every worker that has a directory, whether or not the registry knows it."""
+        names = []
+        for entry in os.listdir(self.workers_dir):  # noqa: PTH208 - names are all we want
+            with contextlib.suppress(NameRefused):
+                names.append(worker_name(entry))
+        return names
+
+    def set_aside(self, name: WorkerName) -> None:
+        """The first step of a removal, in one move: from here on the directory is no worker's."""
+        aside = self.workers_dir / f"{_REMOVING}{name}~{secrets.token_hex(4)}"
+        try:
+            (self.workers_dir / name).rename(aside)
+        except FileNotFoundError:
+            return
+        except OSError as err:
+            raise StateDirRefused(f"{self.workers_dir / name}: {err.strerror}") from err
+
+    def clear_set_aside(self) -> None:
+        """The last step: remove what was set aside. What cannot be removed now is tried again by the next owner."""
+        for entry in os.listdir(self.workers_dir):  # noqa: PTH208
+            if entry.startswith(_REMOVING):
+                shutil.rmtree(self.workers_dir / entry, ignore_errors=True)
+
+    def finish_removals(self) -> list[str]:
+        """Names whose removal an earlier owner began: their directory is set aside, their record may be left."""
+        begun = []
+        for entry in os.listdir(self.workers_dir):  # noqa: PTH208
+            if entry.startswith(_REMOVING):
+                name = entry.removeprefix(_REMOVING).rpartition("~")[0]
+                if not (self.workers_dir / name).exists():
+                    begun.append(name)
+        if begun:
+            self.clear_set_aside()
+        return begun
+
+    def discard_unstarted(self, name: WorkerName) -> None:
+        """A directory without a lock file and without a record: its first start never got as far as the intent."""
+        shutil.rmtree(self.workers_dir / name, ignore_errors=True)
+
+    # --- exec in place ------------------------------------------------------------------------------------------
+
+    def hand_over(self, lifelines: dict[str, int], notify_fd: int, guardian: dict[str, int] | None) -> dict[str, str]:
+        """Let these descriptors survive an exec, and say so in the environment."""
+        if self._lock_fd is None:
+            raise StateDirRefused(f"{self.state_dir}: not owned by this process")
+        for fd in (self._lock_fd, notify_fd, *lifelines.values()):
+            os.set_inheritable(fd, True)  # noqa: FBT003 - the name of the argument is the function's
+        told = {
+            "pid": os.getpid(),
+            "state_dir": str(self.state_dir),
+            "lock_fd": self._lock_fd,
+            "notify_fd": notify_fd,
+            "lifelines": lifelines,
+            "guardian": guardian,
+        }
+        return {HANDED_OVER_ENV: json.dumps(told)}
+
+    def lifeline_from(self, write_fd: int) -> Lifeline:
+        """A lifeline of the image before: only its write end is ours."""
+        os.set_inheritable(write_fd, False)  # noqa: FBT003
+        line = Lifeline(-1, write_fd)
+        forget_in_forks(line)
+        return line
+
+    def _inherited(self) -> Inherited:
+        text = os.environ.pop(HANDED_OVER_ENV, "")
+        if not text:
+            return Inherited()
+        told = json.loads(text)
+        # A variable that leaked into another process speaks of descriptors that are not there.
+        if told["pid"] != os.getpid() or told["state_dir"] != str(self.state_dir):
+            return Inherited()
+        for fd in (told["lock_fd"], told["notify_fd"]):
+            os.set_inheritable(fd, False)  # noqa: FBT003
+        return Inherited(told["lock_fd"], told["notify_fd"], told["lifelines"], told["guardian"])
+
+    def _close_to_others(self) -> None:
+        mode = self.state_dir.stat().st_mode & 0o777
+        if mode & 0o066:  # others may pass (workers of another account need it), never list, read or write
+            self.state_dir.chmod(0o700)
+
+
+def owner_pid(state_dir: Path) -> int | None:
+    """Who owns the deck, by the note in the lock file; None if nobody does or the note cannot be read."""
+    path = state_dir / "deck.lock"
+    if not flock.is_held(path):
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text(encoding="ascii"))
+    holders = flock.holders(path)
+    return holders[0] if holders else None

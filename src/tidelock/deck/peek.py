@@ -1,0 +1,49 @@
+"""A look at a deck without owning it: what is up, and whether anybody supervises it. These are two facts."""
+
+from pathlib import Path
+
+import msgspec
+
+from tidelock.deck.clock import Clock
+from tidelock.deck.home import owner_pid
+from tidelock.deck.observe import status_from_record
+from tidelock.kernel import flock
+from tidelock.model import Event, WorkerStatus
+from tidelock.registry import read_only
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The deck as somebody sees it who does not own it."""
+
+    supervised: bool
+    owner_pid: int | None
+    workers: list[WorkerStatus]
+
+
+def peek(state_dir: str | Path) -> Snapshot:
+    """Every worker as the registry and the kernel tell it; a directory without a registry is an empty deck."""
+    home = Path(state_dir)
+    supervised = flock.is_held(home / "deck.lock")
+    owner = owner_pid(home) if supervised else None
+    if not (home / "deck.db").exists():
+        return Snapshot(supervised, owner, [])
+    clock = Clock()
+    registry = read_only(home / "deck.db")
+    try:
+        return Snapshot(supervised, owner, [status_from_record(record, clock) for record in registry.records()])
+    finally:
+        registry.close()
+
+
+def peek_events(
+    state_dir: str | Path, after: int = 0, limit: int | None = None, worker: str | None = None
+) -> list[Event]:
+    """What happened after an event id, oldest first."""
+    path = Path(state_dir) / "deck.db"
+    if not path.exists():
+        return []
+    registry = read_only(path)
+    try:
+        return registry.events(after, limit, worker)
+    finally:
+        registry.close()

@@ -1,0 +1,97 @@
+"""One worker in the owner's memory: its record and the descriptors we hold for it.
+
+Kept small: an owner may hold ten thousand of these for years.
+"""
+
+import asyncio
+import os
+from pathlib import Path
+
+from tidelock.kernel import exits
+from tidelock.kernel.containment import Tree
+from tidelock.kernel.lifeline import Lifeline
+from tidelock.model import State
+from tidelock.registry import Record
+
+LIVE_PHASES = frozenset({State.STARTING, State.RUNNING, State.UNHEALTHY, State.STOPPING})
+
+
+class Worker:
+    """The record as it was last committed, and what the kernel gave us."""
+
+    __slots__ = (
+        "awaits_ready",
+        "cpu_sample",
+        "is_child",
+        "lifeline",
+        "lock_path",
+        "pidfd",
+        "proxy_lock_fd",
+        "record",
+        "status_text",
+        "timer",
+    )
+
+    def __init__(self, record: Record, lock_path: Path) -> None:
+        self.record = record
+        self.lock_path = lock_path
+        self.pidfd: int | None = None
+        self.is_child = False
+        self.lifeline: Lifeline | None = None
+        self.proxy_lock_fd: int | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.awaits_ready = False
+        self.status_text: str | None = None
+        self.cpu_sample: tuple[float, float] | None = None
+
+    @property
+    def name(self) -> str:
+        """The worker's name."""
+        return self.record.name
+
+    @property
+    def state(self) -> State:
+        """What people are told; a worker that has yet to say that it is ready is starting."""
+        if self.record.phase is State.RUNNING and self.awaits_ready:
+            return State.STARTING
+        return self.record.phase
+
+    @property
+    def has_process(self) -> bool:
+        """Do we hold a process for it?"""
+        return self.pidfd is not None
+
+    def tree(self) -> Tree:
+        """What the kernel layer needs to know to find and end it."""
+        record = self.record
+        return Tree(
+            record.name,
+            record.cookie,
+            None if record.proxy_lock else self.lock_path,
+            record.identity,
+            None if record.cgroup is None else Path(record.cgroup),
+        )
+
+    def cancel_timer(self) -> None:
+        """Whatever was going to happen later does not."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def let_go(self) -> None:
+        """Close every descriptor; reap the leader if it is our child and has ended."""
+        if self.pidfd is not None:
+            if self.is_child:
+                exits.reap_child(self.pidfd)
+            os.close(self.pidfd)
+            self.pidfd = None
+        self.is_child = False
+        if self.lifeline is not None:
+            self.lifeline.close()
+            self.lifeline = None
+        if self.proxy_lock_fd is not None:
+            os.close(self.proxy_lock_fd)
+            self.proxy_lock_fd = None
+        self.cpu_sample = None
+        self.status_text = None
+        self.awaits_ready = False

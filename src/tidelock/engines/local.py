@@ -1,0 +1,323 @@
+"""Workers as processes of this machine: their directories, their environment, their secrets, their port.
+
+Owns ``STATE/workers/NAME/{lock,log/,data/,secrets/}``. A worker starts from a clean environment: the few names that
+every program expects, what its spec says, and what it needs to talk to us. The manager's own environment, with
+whatever keys it may hold, is not passed on.
+"""
+
+import contextlib
+import errno
+import grp
+import os
+import pwd
+import secrets
+import shutil
+import socket
+import zlib
+from pathlib import Path
+from typing import Final
+
+from tidelock import child
+from tidelock.crashpoints import crash_point
+from tidelock.engines.engine import Launched
+from tidelock.errors import LimitUnavailable, PortUnavailable, RegistryUnavailable, SpecError, StateDirRefused
+from tidelock.kernel import containment, flock, lifeline, logfiles, spawn
+from tidelock.model import Cookie, WorkerName, WorkerSpec
+
+PASSED_THROUGH: Final = ("PATH", "HOME", "LANG", "TZ", "USER", "SHELL")
+_DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_FIRST_PORT: Final = 20_000  # below the kernel's range for outgoing connections (32768-60999)
+_PORTS: Final = 12_000
+
+
+class LocalEngine:
+    """Starts workers as child processes in their own sessions."""
+
+    def __init__(
+        self,
+        workers_dir: Path,
+        *,
+        cgroup_home: Path | None = None,
+        notify_socket: str | None = None,
+        with_lifeline: bool = True,
+        with_lock: bool = True,
+    ) -> None:
+        self.workers_dir = workers_dir
+        self.cgroup_home = cgroup_home
+        self.notify_socket = notify_socket
+        self._with_lifeline = with_lifeline
+        self._with_lock = with_lock
+        self._null_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Let go of the one descriptor of ours."""
+        if self._null_fd >= 0:
+            os.close(self._null_fd)
+            self._null_fd = -1
+
+    # --- places -------------------------------------------------------------------------------------------------
+
+    def home(self, name: WorkerName) -> Path:
+        """Everything on disk that belongs to one worker."""
+        return self.workers_dir / name
+
+    def lock_path(self, name: WorkerName) -> Path:
+        """The worker's own lock file."""
+        return self.workers_dir / name / "lock"
+
+    def log_dir(self, name: WorkerName) -> Path:
+        """Where the worker's own output goes."""
+        return self.workers_dir / name / "log"
+
+    def cgroup_path(self, name: WorkerName) -> Path | None:
+        """The worker's own cgroup directory; None where there are no cgroups for us."""
+        return None if self.cgroup_home is None else self.cgroup_home / name
+
+    # --- checks -------------------------------------------------------------------------------------------------
+
+    def check(self, spec: WorkerSpec) -> None:
+        """Refuse accounts and limits that cannot be had here, before anything is written."""
+        _privileges(spec)
+        limits = spec.limits
+        if limits.nice is not None and limits.nice < os.getpriority(os.PRIO_PROCESS, 0) and os.geteuid() != 0:
+            raise LimitUnavailable("limits.nice", limits.nice, "a value not below our own, without root")
+        if limits.oom_score_adj is not None and limits.oom_score_adj < 0 and os.geteuid() != 0:
+            raise LimitUnavailable("limits.oom_score_adj", limits.oom_score_adj, "0 to 1000 without root")
+        if containment.needs_cgroup(limits):
+            self._check_cgroup_limits(spec)
+
+    def _check_cgroup_limits(self, spec: WorkerSpec) -> None:
+        field = next(name for name in ("memory_bytes", "cpu_percent", "pids") if getattr(spec.limits, name) is not None)
+        if self.cgroup_home is None:
+            raise LimitUnavailable(
+                f"limits.{field}",
+                getattr(spec.limits, field),
+                "nothing on this machine: there is no writable cgroup v2 directory; run as root or delegate one",
+            )
+        probe = self.cgroup_home / f"probe-{secrets.token_hex(8)}"
+        containment.make_cgroup(probe)
+        try:
+            containment.apply_cgroup_limits(probe, spec.limits)
+        finally:
+            containment.remove_cgroup(probe)
+
+    # --- starting -----------------------------------------------------------------------------------------------
+
+    def prepare(self, name: WorkerName, spec: WorkerSpec) -> None:
+        """Make the directories (once) and put the secrets' files into place, each in one step."""
+        home = f"{self.workers_dir}/{name}"
+        try:
+            try:
+                os.mkdir(home, 0o700)  # noqa: PTH102 - raw calls: these lie on the way of every start
+            except FileExistsError:
+                pass
+            else:
+                for part in ("log", "data", "secrets"):
+                    os.mkdir(f"{home}/{part}", 0o700)  # noqa: PTH102
+            if spec.secrets or spec.user is not None or not os.path.isdir(f"{home}/data"):  # noqa: PTH112
+                self._furnish(Path(home), spec)
+        except OSError as err:
+            raise _refused(err, Path(home)) from err
+
+    def _furnish(self, home: Path, spec: WorkerSpec) -> None:
+        """The rarer parts of a worker's home: what a crash left out, secrets, another account's rights."""
+        for part in ("log", "data", "secrets"):
+            (home / part).mkdir(mode=0o700, exist_ok=True)
+        account = _privileges(spec)
+        folder = home / "secrets"
+        for stale in {entry.name for entry in folder.iterdir()} - set(spec.secrets):
+            (folder / stale).unlink()
+        for secret_name, secret in spec.secrets.items():
+            if secret.value is None:  # kept: the file has it
+                continue
+            temporary = folder / f".{secret_name}.new"
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "wb") as file:
+                file.write(secret.value.encode())
+            crash_point("start.secret-written")
+            temporary.replace(folder / secret_name)
+        if account is not None and account.uid is not None:
+            # The worker's account must reach its own directories and nothing of the others.
+            for directory in (self.workers_dir.parent, self.workers_dir, home):
+                directory.chmod(0o711)
+            for path in (home / "data", folder, *folder.iterdir()):
+                os.chown(path, account.uid, -1 if account.gid is None else account.gid)
+
+    def same_secrets(self, name: WorkerName, spec: WorkerSpec) -> bool:
+        """Would :meth:`prepare` change any secret of the worker?"""
+        folder = self.home(name) / "secrets"
+        for secret_name, secret in spec.secrets.items():
+            if secret.value is None:
+                continue
+            try:
+                if (folder / secret_name).read_bytes() != secret.value.encode():
+                    return False
+            except OSError:
+                return False
+        return True
+
+    def take_lock(self, name: WorkerName) -> int | None:
+        """The descriptor that holds the worker's lock, or None if somebody else holds it."""
+        return flock.take(self.lock_path(name))
+
+    def launch(
+        self, name: WorkerName, spec: WorkerSpec, cookie: Cookie, port: int | None, lock_fd: int | None
+    ) -> Launched:
+        """Start it with everything its spec says; leaves nothing behind when it cannot be started."""
+        home = f"{self.workers_dir}/{name}"
+        line = lifeline.make() if spec.lifetime == "bound" and self._with_lifeline else None
+        stdout_fd, stderr_fd = logfiles.open_for_worker(Path(home, "log"), split_stderr=spec.log.split_stderr)
+        try:
+            keep_fds = [
+                fd for fd in (lock_fd if self._with_lock else None, line.read_fd if line else None) if fd is not None
+            ]
+            spawned = spawn.spawn(
+                spec.command,
+                env=self._environment(name, spec, cookie, port, line),
+                cwd=spec.cwd or f"{home}/data",
+                stdin_fd=line.read_fd if line else self._null_fd,
+                stdout_fd=stdout_fd,
+                stderr_fd=stderr_fd,
+                keep_fds=keep_fds,
+                umask=spec.umask,
+                privileges=_privileges(spec),
+                before_exec=self._before_exec(name, spec),
+            )
+        except BaseException:
+            if line is not None:
+                line.close()
+            raise
+        finally:
+            os.close(stdout_fd)
+            if stderr_fd != stdout_fd:
+                os.close(stderr_fd)
+        if line is not None:
+            line.give_away_read_end()
+        return Launched(spawned.pidfd, spawned.identity, line)
+
+    def clear(self, name: WorkerName) -> None:
+        """Remove everything of a worker whose tree is gone. The caller holds its lock."""
+        path = self.cgroup_path(name)
+        if path is not None:
+            containment.remove_cgroup(path)
+        home = self.home(name)
+        try:
+            shutil.rmtree(home)
+        except FileNotFoundError:
+            return
+        except OSError as err:
+            raise _refused(err, home) from err
+
+    def _before_exec(self, name: WorkerName, spec: WorkerSpec) -> spawn.BeforeExec:
+        limits = spec.limits
+        procs = None
+        if containment.needs_cgroup(limits):
+            path = self.cgroup_path(name)
+            if path is not None and containment.make_cgroup(path):
+                containment.apply_cgroup_limits(path, limits)
+                procs = str(path / "cgroup.procs")
+        return spawn.BeforeExec(limits.open_files, limits.nice, limits.oom_score_adj, procs)
+
+    def _environment(
+        self, name: WorkerName, spec: WorkerSpec, cookie: Cookie, port: int | None, line: lifeline.Lifeline | None
+    ) -> dict[str, str]:
+        # The cookie stands first: scans find it in the first bytes.
+        env = {child.COOKIE_ENV: cookie, child.WORKER_ENV: name}
+        env |= {key: os.environ[key] for key in (*PASSED_THROUGH, *spec.inherit_env) if key in os.environ}
+        env.setdefault("PATH", _DEFAULT_PATH)
+        if spec.user is not None:
+            account = _account(spec.user)
+            env |= {"HOME": account.pw_dir, "USER": account.pw_name, "SHELL": account.pw_shell}
+        home = f"{self.workers_dir}/{name}"
+        env[child.DIR_ENV] = home
+        if self.notify_socket is not None:
+            env[child.NOTIFY_SOCKET_ENV] = self.notify_socket
+        if spec.health is not None and spec.health.watchdog_seconds is not None:
+            env[child.WATCHDOG_USEC_ENV] = str(int(spec.health.watchdog_seconds * 1_000_000))
+        if line is not None:
+            env[child.LIFELINE_FD_ENV] = str(line.read_fd)
+        if port is not None:
+            env[child.PORT_ENV] = str(port)
+        if spec.secrets:
+            env[child.CREDENTIALS_DIRECTORY_ENV] = f"{home}/secrets"
+            for secret_name, secret in spec.secrets.items():
+                if secret.env:
+                    env[secret_name] = _secret_value(Path(home, "secrets", secret_name), secret_name)
+        return env | spec.env
+
+
+# --- ports ------------------------------------------------------------------------------------------------------
+
+
+def choose_port(name: WorkerName, taken: set[int]) -> int:
+    """A free port for a worker that has none yet: the same one for the same name, if it can be had."""
+    wish = zlib.crc32(name.encode()) % _PORTS
+    for step in range(_PORTS):
+        port = _FIRST_PORT + (wish + step) % _PORTS
+        if port not in taken and port_is_free(port):
+            return port
+    raise PortUnavailable(f"worker {name!r}: no free port from {_FIRST_PORT} to {_FIRST_PORT + _PORTS - 1}")
+
+
+def port_is_free(port: int) -> bool:
+    """Can somebody listen on it now, on every address?"""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As servers do: a port whose last connections are still in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+# --- accounts and secrets ---------------------------------------------------------------------------------------
+
+
+def _privileges(spec: WorkerSpec) -> spawn.Privileges | None:
+    if spec.user is None and spec.group is None:
+        return None
+    if os.geteuid() != 0:
+        field = "user" if spec.user is not None else "group"
+        raise SpecError(field, getattr(spec, field), "nothing without root: only root may change a worker's account")
+    uid, gid, groups = None, None, None
+    if spec.user is not None:
+        account = _account(spec.user)
+        uid, gid = account.pw_uid, account.pw_gid
+        groups = tuple(os.getgrouplist(account.pw_name, account.pw_gid))
+    if spec.group is not None:
+        gid = _group(spec.group)
+        groups = (gid,) if groups is None else tuple({*groups, gid})
+    return spawn.Privileges(uid, gid, groups)
+
+
+def _account(user: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
+    except KeyError:
+        raise SpecError("user", user, "a user of this machine") from None
+
+
+def _group(group: str) -> int:
+    try:
+        return grp.getgrgid(int(group)).gr_gid if group.isdigit() else grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise SpecError("group", group, "a group of this machine") from None
+
+
+def _secret_value(path: Path, name: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as err:
+        raise SpecError(
+            f"secrets[{name!r}]", f"a file that cannot be read ({err.strerror})", "start with its value"
+        ) from err
+
+
+def _refused(err: OSError, path: Path) -> StateDirRefused | RegistryUnavailable:
+    where = err.filename or path
+    if err.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return RegistryUnavailable(f"{where}: the disk is full; free some space and try again")
+    with contextlib.suppress(TypeError):
+        return StateDirRefused(f"{where}: {err.strerror} (errno {err.errno})")
+    return StateDirRefused(str(where))
