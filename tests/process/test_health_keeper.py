@@ -320,21 +320,31 @@ def test_an_adopted_worker_is_watched_from_now_on() -> None:
     run(scenario)
 
 
-def test_a_worker_without_health_speaks_but_costs_no_timer() -> None:
-    """Its status and events arrive; nothing is scheduled for it, and its summary is None."""
+def test_status_and_events_of_a_watched_worker_are_passed_on() -> None:
+    """Its own words reach the deck: the status cut to a line's length, an event if it is a JSON object."""
 
     async def scenario(told: Told) -> None:
-        told.keeper.notified("bob", {"STATUS": "x" * 1000, "READY": "1", "WATCHDOG": "1"})
+        told.watch("bob", Health(notify=True))
+        told.keeper.notified("bob", {"STATUS": "x" * 1000})
         assert await told.next() == ("status", "bob", "x" * 500)
         told.keeper.notified("bob", {"X_TIDELOCK_EVENT": json.dumps({"dead": 7})})
         assert await told.next() == ("event", "bob", {"dead": 7})
         for nonsense in ("", "[1]", "{", "7"):
             told.keeper.notified("bob", {"X_TIDELOCK_EVENT": nonsense})
         assert told.queue.empty()
+
+    run(scenario)
+
+
+def test_a_worker_without_health_costs_nothing() -> None:
+    """Nothing is scheduled for it, its words are the deck's business, and its summary is None."""
+
+    async def scenario(told: Told) -> None:
+        told.keeper.notified("bob", {"STATUS": "up", "READY": "1", "WATCHDOG": "1"})
+        assert told.queue.empty()
         assert told.keeper.summary("bob") is None
         assert len(asyncio.all_tasks()) == 1
         if sys.version_info < (3, 14):
-            scheduled = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
-            assert all(timer.cancelled() for timer in scheduled)  # those of this test's own deadlines
+            assert not asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
 
     run(scenario)

@@ -14,16 +14,18 @@ import logging
 import os
 import socket
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Final
 
 from tidelock.deck.watch import DeathWatch
 from tidelock.errors import KernelError
-from tidelock.kernel import exits, lifeline
+from tidelock.kernel import exits
 from tidelock.kernel import identity as ids
 from tidelock.kernel.bound import Bind, Unbind, Word, encode
 from tidelock.kernel.containment import Tree
-from tidelock.kernel.spawn import python_program, spawn
+from tidelock.kernel.lifeline import Lifeline, forget_in_forks
+from tidelock.kernel.spawn import Spawned, python_program, spawn
 
 _log: Final = logging.getLogger("tidelock.guardian")
 
@@ -45,10 +47,10 @@ class GuardianLink:
         self._enabled = enabled
         self._state_dir = state_dir
         self._bound: dict[str, Bind] = {}
-        self._channel: lifeline.Lifeline | None = None
-        self._speaker: socket.socket | None = None
-        self._unsaid: list[Word] = []
+        self._channel: Lifeline | None = None  # its write end; the guardian has the other
+        self._unsaid: deque[Word] = deque()
         self._pidfd: int | None = None
+        self._leaving: set[int] = set()  # pidfds of guardians that were let go
         self._started_at = 0.0
         self._delay_seconds = _FIRST_DELAY_SECONDS
         self._timer: asyncio.TimerHandle | None = None
@@ -59,7 +61,7 @@ class GuardianLink:
         if not self._enabled:
             return
         word = self._bound[tree.name] = Bind(tree, signal_number, grace_seconds)
-        if self._speaker is None:
+        if self._channel is None:
             self.ensure()
         else:
             self._cancel_timer()
@@ -70,36 +72,36 @@ class GuardianLink:
         if self._bound.pop(name, None) is None:
             return
         self._say(Unbind(name))
-        if not self._bound and self._speaker is not None:
+        if not self._bound and self._channel is not None:
             self._cancel_timer()
             self._timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._dismiss)
 
     def ensure(self) -> None:
         """Start a guardian if somebody is bound and none is there, and tell it everything."""
         self._cancel_timer()
-        if not self._bound or self._speaker is not None or not self._enabled:
+        if not self._bound or self._channel is not None or not self._enabled:
             return
         try:
             self._start()
         except (KernelError, OSError) as err:
             # The workers have their lifelines and the next open reaps: L1 and L4 hold without a guardian.
             _log.warning("no guardian for %d bound workers yet: %s", len(self._bound), err)
-            self._later()
+            self._try_again_later()
             return
         for word in self._bound.values():
             self._say(word)
 
     def hand_over(self) -> tuple[int, int] | None:
         """For an exec in place: the channel and the guardian's pid. The next image calls :meth:`inherit` with them."""
-        if self._speaker is None or self.pid is None:
+        if self._channel is None or self.pid is None:
             return None
-        os.set_inheritable(self._speaker.fileno(), True)
-        return self._speaker.fileno(), self.pid
+        os.set_inheritable(self._channel.write_fd, True)  # noqa: FBT003 - the os module's order
+        return self._channel.write_fd, self.pid
 
     def inherit(self, handed_over: tuple[int, int]) -> None:
         """Go on with the guardian that the image before us started; it is still our child."""
         fd, pid = handed_over
-        self._take_channel(socket.socket(fileno=fd))
+        self._take_channel(fd)
         try:
             pidfd = ids.open_pidfd(pid)
         except KernelError:  # it ended during the exec
@@ -111,123 +113,144 @@ class GuardianLink:
         """Let the guardian go. It ends whoever is still bound first, which after a clean close is nobody."""
         self._enabled = False
         self._cancel_timer()
-        pidfd, self._pidfd = self._pidfd, None
-        self._close_channel()
-        if pidfd is None:
-            return
-        self._watch.forget(pidfd)
+        self._let_go()
         if not self._bound:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FAREWELL_SECONDS):
-                    await _ended(pidfd)
-        exits.reap_child(pidfd)
-        os.close(pidfd)
-        self.pid = None
+                    for pidfd in list(self._leaving):
+                        self._watch.forget(pidfd)
+                        await _ended(pidfd)
+        for pidfd in list(self._leaving):
+            self._watch.forget(pidfd)
+            self._reap(pidfd)
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._take_channel(ours)
+            with contextlib.suppress(OSError):
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+            self._take_channel(ours.detach())
             try:
-                with open(os.devnull, "r+b") as nothing, self._open_log() as log:  # noqa: PTH123 - raw descriptors are wanted
-                    spawned = spawn(
-                        # Without site and the current directory: it finds what we found, and starts sooner.
-                        [python_program(), "-S", "-s", "-P", "-m", "tidelock.guardian", str(theirs.fileno())]
-                        + ([] if self._state_dir is None else [str(self._state_dir)]),
-                        env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": _search_path()},
-                        cwd="/",
-                        stdin_fd=nothing.fileno(),
-                        stdout_fd=log.fileno(),
-                        stderr_fd=log.fileno(),
-                        keep_fds=[theirs.fileno()],
-                    )
+                spawned = _spawned(theirs, self._state_dir)
             except BaseException:
                 self._close_channel()
                 raise
         self._keep(spawned.pidfd, spawned.identity.pid)
-
-    def _open_log(self) -> "contextlib.AbstractContextManager[socket.SocketIO]":
-        where = os.devnull if self._state_dir is None else self._state_dir / "guardian.log"
-        return open(where, "ab", buffering=0)  # type: ignore[return-value]  # noqa: PTH123, SIM115 - the caller closes it
 
     def _keep(self, pidfd: int, pid: int) -> None:
         self._pidfd, self.pid = pidfd, pid
         self._started_at = asyncio.get_running_loop().time()
         self._watch.ended(pidfd, self._died)
 
-    def _take_channel(self, ours: socket.socket) -> None:
-        ours.set_inheritable(False)
-        ours.setblocking(False)
-        with contextlib.suppress(OSError):
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-        self._speaker = ours
-        # A fork of the owner is not the owner: its copy is closed there, as the lifelines' are.
-        self._channel = lifeline.Lifeline(-1, os.dup(ours.fileno()))
-        os.close(self._channel.write_fd)
-        self._channel = None
+    def _take_channel(self, fd: int) -> None:
+        os.set_inheritable(fd, False)  # noqa: FBT003 - the os module's order
+        os.set_blocking(fd, False)
+        self._channel = Lifeline(-1, fd)
+        forget_in_forks(self._channel)
 
     def _close_channel(self) -> None:
         self._unsaid.clear()
-        speaker, self._speaker = self._speaker, None
-        if speaker is not None:
-            with contextlib.suppress(RuntimeError, ValueError):
-                asyncio.get_running_loop().remove_writer(speaker.fileno())
-            speaker.close()
+        if self._channel is not None:
+            asyncio.get_running_loop().remove_writer(self._channel.write_fd)
+            self._channel.close()
+            self._channel = None
 
     def _say(self, word: Word) -> None:
-        if self._speaker is None:
-            return
         self._unsaid.append(word)
         if len(self._unsaid) == 1:
             self._flush()
 
     def _flush(self) -> None:
         """Say what waits; if the guardian does not listen fast enough, go on when it does."""
-        if self._speaker is None:
+        if self._channel is None:
+            self._unsaid.clear()
             return
-        loop = asyncio.get_running_loop()
+        loop, fd = asyncio.get_running_loop(), self._channel.write_fd
         while self._unsaid:
             try:
-                self._speaker.send(encode(self._unsaid[0]), socket.MSG_NOSIGNAL)
+                _send(fd, encode(self._unsaid[0]))
             except BlockingIOError:
-                loop.add_writer(self._speaker.fileno(), self._flush)
+                loop.add_writer(fd, self._flush)
                 return
             except OSError:  # it is dead; its pidfd tells us, and its successor hears everything anew
                 self._unsaid.clear()
                 break
-            self._unsaid.pop(0)
-        loop.remove_writer(self._speaker.fileno())
+            self._unsaid.popleft()
+        loop.remove_writer(fd)
 
     def _died(self) -> None:
         """The guardian ended though nobody asked it to: somebody killed it. Start another."""
         self._close_channel()
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
-            how = exits.reap_child(pidfd)
-            os.close(pidfd)
-            _log.warning("the guardian (pid %s) ended: %s; %d workers are bound", self.pid, how, len(self._bound))
+            _log.warning("the guardian (pid %s) was ended; %d workers are bound", self.pid, len(self._bound))
+            self._reap(pidfd)
         self.pid = None
         if asyncio.get_running_loop().time() - self._started_at > _SHORT_LIFE_SECONDS:
             self._delay_seconds = _FIRST_DELAY_SECONDS
             self.ensure()
         else:
-            self._later()
+            self._try_again_later()
 
-    def _later(self) -> None:
+    def _try_again_later(self) -> None:
         """One that cannot start, or dies at once, is tried again, less and less often."""
         if self._enabled:
             self._timer = asyncio.get_running_loop().call_later(self._delay_seconds, self.ensure)
             self._delay_seconds = min(self._delay_seconds * 2, _LONGEST_DELAY_SECONDS)
 
     def _dismiss(self) -> None:
-        """Nobody has been bound for a while: end-of-file, and it leaves."""
+        """Nobody has been bound for a while."""
         self._timer = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """End-of-file: it leaves. It is our child, so it is reaped when it has."""
         self._close_channel()
+        pidfd, self._pidfd, self.pid = self._pidfd, None, None
+        if pidfd is not None:
+            self._watch.forget(pidfd)
+            self._leaving.add(pidfd)
+            self._watch.ended(pidfd, lambda: self._reap(pidfd))
+
+    def _reap(self, pidfd: int) -> None:
+        self._leaving.discard(pidfd)
+        exits.reap_child(pidfd)
+        os.close(pidfd)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _spawned(channel: socket.socket, state_dir: Path | None) -> Spawned:
+    """A new guardian with its end of the channel. What it has to say goes to the state directory."""
+    log = os.devnull if state_dir is None else str(state_dir / "guardian.log")
+    with contextlib.ExitStack() as files:
+        nothing = files.enter_context(open(os.devnull, "rb"))  # noqa: PTH123 - raw descriptors are wanted
+        said = files.enter_context(open(log, "ab", buffering=0))  # noqa: PTH123 - as above
+        return spawn(
+            # Without site and the current directory: it finds what we found, and starts sooner.
+            [
+                *(python_program(), "-S", "-s", "-P", "-m", "tidelock.guardian", str(channel.fileno())),
+                *(() if state_dir is None else (str(state_dir),)),
+            ],
+            env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": _search_path()},
+            cwd="/",
+            stdin_fd=nothing.fileno(),
+            stdout_fd=said.fileno(),
+            stderr_fd=said.fileno(),
+            keep_fds=[channel.fileno()],
+        )
+
+
+def _send(fd: int, packet: bytes) -> None:
+    # The descriptor belongs to the Lifeline, which forgets it in forks; the socket object only borrows it.
+    borrowed = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=fd)
+    try:
+        borrowed.send(packet, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+    finally:
+        borrowed.detach()
 
 
 def _search_path() -> str:

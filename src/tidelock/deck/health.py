@@ -187,14 +187,17 @@ class HealthKeeper:
             watched.checks.add_done_callback(self._ending.discard)
 
     def notified(self, name: str, fields: dict[str, str]) -> None:
-        """Take note of a datagram that is known to come from this worker."""
+        """Take note of a datagram that is known to come from this worker; of one that is not watched, none.
+
+        What a worker without a health spec says needs no keeper: the deck hears it by itself.
+        """
+        watched = self._watched.get(name)
+        if watched is None:
+            return
         if (status := fields.get("STATUS")) is not None:
             self._on_status(name, status[:_STATUS_LETTERS])
         if (event := _event(fields)) is not None:
             self._on_event(name, event)
-        watched = self._watched.get(name)
-        if watched is None:
-            return
         if fields.get("STOPPING") == "1":
             watched.state = replace(watched.state, leaving=True)
         if (microseconds := fields.get("EXTEND_TIMEOUT_USEC", "")).isdecimal():

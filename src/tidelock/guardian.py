@@ -1,0 +1,154 @@
+"""The small process that ends bound workers when the owner dies, whether or not they cooperate.
+
+It runs in a session of its own, started by the owner's first bound worker, and does nothing but wait on one
+descriptor: packets say who is bound, end-of-file says that the owner is dead, in whichever way it died. Then every
+bound tree is stopped, all at once: SIGTERM and SIGCONT, the worker's grace, SIGKILL, proof. Then it leaves.
+
+A new owner may open the deck while this goes on, reap the same trees and start the next copies. So nothing is
+signalled here on the strength of a name that the next copy shares: the worker's lock file and its cgroup directory
+may be the next copy's by now. What counts is what belongs to one start only: the leader's identity, the cookie in
+the environment, and for processes that dropped the cookie, that they are older than the owner's death.
+
+SIGKILL of the guardian alone harms nothing (the owner starts another); of guardian and owner together, the
+lifeline (L1), the lock (L2) and the next open (L4) remain.
+
+Run as ``python -m tidelock.guardian CHANNEL_FD STATE_DIR``; the directory is there to be read in ``ps``.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from datetime import UTC, datetime
+from typing import Final
+
+from tidelock.errors import KernelError
+from tidelock.kernel import containment, flock
+from tidelock.kernel import identity as ids
+from tidelock.kernel.bound import Bind, Unbind, decode
+from tidelock.kernel.containment import Tree
+from tidelock.kernel.escalation import Outcome, Subject, stop_trees
+from tidelock.model import Identity
+
+_PACKET_BYTES: Final = 1 << 18
+_SWEEPS: Final = 16
+
+
+def main(arguments: list[str]) -> int:
+    """Listen until the owner is gone, then end what it left behind."""
+    # We end by ourselves soon after the owner does. A SIGTERM to everybody (the machine shuts down, a whole
+    # session is ended) must not take away the one process that would insist.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    _raise_descriptor_limit()
+    bound = told_until_death(socket.socket(fileno=int(arguments[0])))
+    if bound:
+        report(end_all(bound))
+    return 0
+
+
+def told_until_death(channel: socket.socket) -> list[Bind]:
+    """Listen to the owner until it is gone; who was bound then."""
+    bound: dict[str, Bind] = {}
+    with channel:
+        while packet := _packet(channel):
+            match decode(packet):
+                case Bind() as word:
+                    bound[word.tree.name] = word
+                case Unbind(name):
+                    bound.pop(name, None)
+    return list(bound.values())
+
+
+def end_all(bound: list[Bind]) -> dict[str, Outcome]:
+    """Stop every tree, all together; how each ended."""
+    died_at_ticks = int(ids.boottime() * ids.CLOCK_TICKS)
+    outcomes = stop_trees([_subject(word) for word in bound])
+    # Processes that cleared their environment and left the session have not been reached by name; those that
+    # sit in the worker's cgroup or carry its lock are found now, one look after the other until none is found.
+    for _ in range(_SWEEPS):
+        strays = [stray for word in bound for stray in _strays(word, died_at_ticks)]
+        if not strays:
+            break
+        for name, outcome in stop_trees(strays).items():
+            worker = name.partition("/")[0]
+            earlier = outcomes[worker]
+            outcomes[worker] = Outcome(
+                earlier.gone and outcome.gone, earlier.killed + outcome.killed, earlier.survivors + outcome.survivors
+            )
+    return outcomes
+
+
+def report(outcomes: dict[str, Outcome]) -> None:
+    """Say how each tree ended, a JSON line each: the next owner and people read it in ``STATE/guardian.log``."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    for name, outcome in outcomes.items():
+        line = {
+            "at": now,
+            "worker": name,
+            "gone": outcome.gone,
+            "killed": [{"pid": survivor.pid, "command": survivor.command} for survivor in outcome.killed],
+            "survivors": [{"pid": survivor.pid, "command": survivor.command} for survivor in outcome.survivors],
+        }
+        with contextlib.suppress(OSError):  # a full disk is no reason to leave a worker alive
+            os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
+
+
+def _packet(channel: socket.socket) -> bytes:
+    try:
+        return channel.recv(_PACKET_BYTES)
+    except ConnectionResetError:  # the owner died with words of ours unread; we never say any, but the rule exists
+        return b""
+
+
+def _subject(word: Bind) -> Subject:
+    """The tree by what belongs to this start only."""
+    tree = word.tree
+    by_start = Tree(tree.name, tree.cookie, lock_path=None, identity=tree.identity, cgroup=None)
+    return Subject(by_start, None, word.signal_number, word.grace_seconds)
+
+
+def _strays(word: Bind, died_at_ticks: int) -> list[Subject]:
+    """Processes of the tree without a cookie, each by its own identity."""
+    tree = word.tree
+    pids: set[int] = set()
+    if tree.cgroup is not None:
+        nobody = containment.new_cookie()  # so that the members of the cgroup are all that is found
+        pids.update(containment.members([Tree(tree.name, nobody, None, None, tree.cgroup)])[nobody])
+    if not pids and tree.lock_path is not None and flock.is_held(tree.lock_path):
+        pids.update(flock.holders(tree.lock_path))
+    found = []
+    for pid in sorted(pids):
+        with contextlib.suppress(KernelError):
+            identity = _older_without_cookie(pid, died_at_ticks)
+            if identity is not None:
+                lone = Tree(f"{tree.name}/{pid}", containment.new_cookie(), None, identity)
+                found.append(Subject(lone, None, word.signal_number, word.grace_seconds))
+    return found
+
+
+def _older_without_cookie(pid: int, died_at_ticks: int) -> Identity | None:
+    """Its identity, if it is older than the owner's death and belongs to no start by cookie."""
+    pidfd = ids.open_pidfd(pid)
+    try:
+        identity = ids.identity_of(pidfd, pid)
+        # Between vfork and exec a new copy shows no cookie of its own yet; it is younger than the owner's death.
+        if identity.start_ticks >= died_at_ticks or containment.cookie_of(pid) is not None:
+            return None
+        return identity if ids.is_alive(pidfd) else None
+    finally:
+        os.close(pidfd)
+
+
+def _raise_descriptor_limit() -> None:
+    """One pidfd for each process that is awaited: take what we may have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
