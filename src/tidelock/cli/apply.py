@@ -1,0 +1,69 @@
+"""``tidelock apply`` and ``tidelock schema``: from a file to a deck."""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from tidelock.cli import DONE, FAILED, output
+from tidelock.client import Client
+
+_SIGNS = {"add": ("+", "32"), "change": ("~", "33"), "remove": ("-", "31")}
+
+
+def apply_options(parser: ArgumentParser) -> None:
+    """Options of apply."""
+    parser.add_argument("file", metavar="FILE", nargs="?", default="tidelock.toml", help="default: tidelock.toml")
+    parser.add_argument("--dry-run", action="store_true", help="show the plan and change nothing")
+    parser.add_argument("--json", action="store_true", help="the plan and the results as JSON")
+    parser.epilog = (
+        "examples:\n"
+        "  tidelock apply --dry-run\n"
+        "  tidelock apply tidelock.toml\n\n"
+        "A file with a mistake changes nothing: every problem is shown with its line and key.\n"
+        "Workers started by hand are left alone; workers that an earlier file brought and this one\n"
+        "no longer names are removed."
+    )
+
+
+def apply(options: Namespace) -> int:
+    """Make the deck as a file says. The plan is shown first: what is added, changed, removed and unchanged."""
+    import msgspec
+
+    from tidelock.config import load
+
+    config = load(options.file)
+    body = {
+        "workers": msgspec.to_builtins(config.workers),
+        "templates": config.templates,
+        "file": config.path,
+        "dry_run": True,
+    }
+    with Client(options.state) as client:
+        applied = client.document("POST", "/api/v1/apply", body)
+        if not options.json:
+            _print_plan(applied)
+        if not options.dry_run:
+            applied = client.document("POST", "/api/v1/apply", {**body, "dry_run": False})
+    if options.json:
+        import json
+
+        print(json.dumps(applied))
+    failed = [result for result in applied["results"] if not result["ok"]]
+    for result in failed:
+        print(f"tidelock: {result['name']}: {result['problem']['detail']}", file=sys.stderr)
+    if not options.json and not options.dry_run and not failed:
+        print("done")
+    return FAILED if failed else DONE
+
+
+def _print_plan(applied: dict[str, Any]) -> None:
+    colour = output.wants_colour()
+    counts = dict.fromkeys((*_SIGNS, "unchanged"), 0)
+    for change in applied["plan"]:
+        counts[change["action"]] += 1
+        if change["action"] in _SIGNS:
+            sign, paint = _SIGNS[change["action"]]
+            fields = f" ({', '.join(change['fields'])})" if change["fields"] else ""
+            print(output.painted(f"{sign} {change['name']}{fields}", paint, colour=colour))
+    words = [f"{count} to {action}" if action in _SIGNS else f"{count} {action}" for action, count in counts.items()]
+    print(", ".join(words))

@@ -1,0 +1,104 @@
+"""``tidelock events``: what happened, and what happens."""
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from tidelock.cli import DONE, USED_WRONGLY, output
+from tidelock.client import Client
+from tidelock.errors import ClientError, NoOwner
+
+RETRY_SECONDS = 0.5
+
+
+def events_options(parser: ArgumentParser) -> None:
+    """Options of events."""
+    parser.add_argument("worker", metavar="NAME", nargs="?", help="only this worker's")
+    parser.add_argument("-f", "--follow", action="store_true", help="wait for more; survives a restart of the owner")
+    parser.add_argument("--json", action="store_true", help="one event per line, as JSON")
+    parser.add_argument("--after", type=int, metavar="ID", help="only events after this id")
+    parser.add_argument("-n", "--lines", type=int, default=None, metavar="N", help="only the last N")
+    parser.epilog = (
+        "examples:\n"
+        "  tidelock events -n 20\n"
+        "  tidelock events alice -f\n"
+        "  tidelock events --json --after 120 | jq -c 'select(.kind == \"crashed\")'"
+    )
+
+
+def events(options: Namespace) -> int:
+    """What happened, oldest first. Events are durable and numbered, so none is missed between two looks."""
+    if options.lines is not None and options.lines < 0:
+        print("tidelock events: -n takes a number of at least 0", file=sys.stderr)
+        return USED_WRONGLY
+    last = _print_past(options)
+    if options.follow:
+        _print_future(options, last)
+    return DONE
+
+
+def _print_past(options: Namespace) -> int:
+    """Everything recorded so far that was asked for; returns the last id there is."""
+    last = options.after or 0
+    found: list[dict[str, Any]] = []
+    try:
+        with Client(options.state) as client:
+            while batch := client.document("GET", "/api/v1/events", after=last, limit=5000, worker=options.worker):
+                last = batch[-1]["id"]
+                found += batch
+    except NoOwner:
+        import msgspec
+
+        from tidelock.deck.peek import peek_events
+
+        output.note("not supervised: no owner is running; these are the events recorded so far")
+        found = msgspec.to_builtins(peek_events(options.state, after=last, worker=options.worker))
+        last = found[-1]["id"] if found else last
+    if options.lines is not None:
+        found = found[-options.lines :] if options.lines else []
+    for event in found:
+        _print(event, as_json=options.json)
+    return last
+
+
+def _print_future(options: Namespace, last: int) -> None:
+    """Events as they come. When the owner goes, wait for the next one and resume after the last event seen."""
+    lost = False
+    while True:
+        try:
+            with Client(options.state) as client:
+                query = {"worker": options.worker} if options.worker else {}
+                for raw in client.follow_events(after=last, **query):
+                    event = json.loads(raw)
+                    last, lost = event["id"], False
+                    _print(event, as_json=options.json)
+                    sys.stdout.flush()
+        except ClientError:
+            if not lost:
+                output.note("not supervised: waiting for an owner; start one with `tidelock up`")
+            lost = True
+        _wait_for_an_owner()
+
+
+def _wait_for_an_owner() -> None:
+    import time
+
+    time.sleep(RETRY_SECONDS)  # noqa: TID251 - a person waits; the socket of an owner that does not exist yet gives no event
+
+
+def _print(event: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(event))
+        return
+    colour = output.wants_colour()
+    bad = {"crashed", "failed", "killed", "unhealthy", "lock-conflict", "orphan-reaped"}
+    kind = output.painted(event["kind"].ljust(13), "31" if event["kind"] in bad else "32", colour=colour)
+    detail = ", ".join(f"{key}={_short(value)}" for key, value in event["detail"].items() if value not in (None, "", []))
+    print(f"{event['id']:>6}  {event['at'][:19].replace('T', ' ')}  {event['worker'] or '(deck)':<16} {kind} {detail}".rstrip())
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict) and (ended := output.ending(value)):
+        return ended
+    return value if isinstance(value, str) else json.dumps(value)

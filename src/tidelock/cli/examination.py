@@ -1,0 +1,445 @@
+"""What ``doctor`` finds out: the machine's features, the deck's layers, and processes that should not be.
+
+It only looks. Three kinds of processes are looked for: orphans of this deck (they carry one of its cookies and no
+record wants them), duplicates (two trees that carry the same worker's name), and likenesses: processes that are nobody's
+and that were started with the same command line in the same directory several times, or that hold the same token in
+their environment. The last kind is how thirteen orphaned bots look from outside; it is a suspicion and never more.
+"""
+
+import hashlib
+import os
+import resource
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from tidelock.child import COOKIE_ENV, DIR_ENV, WORKER_ENV
+from tidelock.deck.peek import peek
+from tidelock.errors import KernelError, RegistryError, TidelockError
+from tidelock.kernel import containment, exits, flock
+from tidelock.kernel import identity as ids
+from tidelock.model import UnknownExit
+from tidelock.registry.store import Record, read_only
+
+_SECRET_WORDS: Final = (b"TOKEN", b"SECRET", b"API_KEY", b"APIKEY", b"PASSWORD")
+_INTERPRETERS: Final = ("python", "node", "ruby", "perl", "php", "java", "deno", "bun")
+
+
+class Feature(msgspec.Struct, frozen=True):
+    """Something this kernel or this machine has or lacks."""
+
+    name: str
+    present: bool
+    gives: str
+    without: str
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """A limit, and how many workers it leaves room for."""
+
+    name: str
+    value: int | None
+    room: str
+    enough: bool
+
+
+class LayerVerdict(msgspec.Struct, frozen=True):
+    """Whether one of the four layers holds on this machine, and how strongly."""
+
+    layer: str
+    holds: bool
+    strength: str
+    why: str
+
+
+class Suspect(msgspec.Struct, frozen=True):
+    """A process that should perhaps not be."""
+
+    pid: int
+    kind: str
+    command: str
+    why: str
+    worker: str | None = None
+    cookie: str | None = None
+
+
+class LockHeld(msgspec.Struct, frozen=True):
+    """Who holds a lock of this deck."""
+
+    lock: str
+    holders: list[int]
+    commands: list[str]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Everything the doctor saw."""
+
+    kernel: str
+    state_dir: str
+    supervised: bool
+    owner_pid: int | None
+    containment: str
+    features: list[Feature]
+    limits: list[Limit]
+    layers: list[LayerVerdict]
+    locks: list[LockHeld]
+    suspects: list[Suspect]
+    problems: list[str]
+
+
+def examine(state: Path) -> Report:
+    """Look at the machine and at one deck."""
+    problems: list[str] = []
+    records = _records(state, problems)
+    try:
+        snapshot = peek(state)
+        supervised, owner, workers = snapshot.supervised, snapshot.owner_pid, snapshot.workers
+    except TidelockError as error:
+        problems.append(str(error))
+        supervised, owner, workers = False, None, []
+    features = list(_features(state))
+    strength = _strength()
+    limits = list(_limits(len(workers)))
+    suspects = [*_of_this_deck(state, records), *_likenesses()]
+    layers = list(_layers(state, features, strength, supervised=supervised, owner=owner, bound=_bound(workers)))
+    if records and not supervised:
+        problems.append("no owner is running: what crashes now stays down; start one with `tidelock up`")
+    problems += [f"{layer.layer} does not hold: {layer.why}" for layer in layers if not layer.holds]
+    problems += [f"{limit.name}: {limit.room}" for limit in limits if not limit.enough]
+    problems += [f"pid {suspect.pid} ({suspect.kind}): {suspect.why}" for suspect in suspects]
+    return Report(
+        kernel=os.uname().release,
+        state_dir=str(state),
+        supervised=supervised,
+        owner_pid=owner,
+        containment=strength,
+        features=features,
+        limits=limits,
+        layers=layers,
+        locks=list(_locks(state)),
+        suspects=suspects,
+        problems=problems,
+    )
+
+
+def _records(state: Path, problems: list[str]) -> list[Record]:
+    path = state / "deck.db"
+    if not path.exists():
+        return []
+    try:
+        registry = read_only(path)
+    except RegistryError as error:
+        problems.append(str(error))
+        return []
+    try:
+        return list(registry.records())
+    finally:
+        registry.close()
+
+
+def _bound(workers: list[Any]) -> int:
+    return sum(worker.lifetime == "bound" and worker.pid is not None for worker in workers)
+
+
+# --- the machine ------------------------------------------------------------------------------------------------
+
+
+def _features(state: Path) -> Iterator[Feature]:
+    yield Feature(
+        "pidfd inode numbers (6.9)",
+        ids.has_pidfd_inodes(),
+        "a process is told apart from every other of this boot, whatever its pid",
+        "pid, start time and boot id decide; enough in practice",
+    )
+    yield Feature(
+        "signals to a group by pidfd (6.9)",
+        ids.has_group_signal(),
+        "a whole group is signalled without a race",
+        "a member is verified first, then its group is signalled",
+    )
+    yield Feature(
+        "exit codes by pidfd (6.15)",
+        _has_exit_info(),
+        "the exit code of an adopted worker is known",
+        "an adopted worker's end is 'unknown': neither success nor failure",
+    )
+    yield Feature(
+        "cgroup.kill in a cgroup of ours",
+        containment.cgroup_home() is not None,
+        "even what called setsid() is found and ended, at once",
+        "the cookie scan finds it, in a pass over /proc",
+    )
+    yield Feature(
+        "environments in /proc",
+        containment.environments_are_readable(),
+        "workers are found by their cookie after a crash",
+        "only the recorded identity and the lock are left",
+    )
+    yield Feature(
+        "removing the head of a log in place (ext4, xfs)",
+        _can_collapse(state),
+        "logs are rotated without losing a byte and without the worker noticing",
+        "the head is punched out: the same, but the file's length keeps growing",
+    )
+
+
+def _has_exit_info() -> bool:
+    pid = os.posix_spawn("/proc/self/exe", ["python3", "-SEsc", ""], {})
+    pidfd = ids.open_pidfd(pid)
+    try:
+        os.waitpid(pid, 0)
+        return not isinstance(exits.told_by_pidfd(pidfd), UnknownExit)
+    finally:
+        os.close(pidfd)
+
+
+def _can_collapse(state: Path) -> bool:
+    """Try it on a file of our own beside the logs; FALLOC_FL_COLLAPSE_RANGE is 8 (linux/falloc.h)."""
+    import ctypes
+    import tempfile
+
+    folder = state if state.is_dir() else Path(tempfile.gettempdir())
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            block = os.fstatvfs(file.fileno()).f_bsize
+            file.write(b"\0" * (4 * block))
+            file.flush()
+            return bool(libc.fallocate(file.fileno(), 8, 0, block) == 0)
+    except OSError:
+        return False
+
+
+def _strength() -> str:
+    if containment.cgroup_home() is not None:
+        return "cgroup"
+    return "cookie" if containment.environments_are_readable() else "group"
+
+
+def _limits(workers: int) -> Iterator[Limit]:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # One pidfd per worker, up to two descriptors more for bound ones, and some for everything else.
+    room = max(0, (soft - 64) // 3)
+    yield Limit("open files (RLIMIT_NOFILE)", soft, f"room for about {room} workers", room > workers)
+    processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    shown = None if processes == resource.RLIM_INFINITY else processes
+    yield Limit("processes (RLIMIT_NPROC)", shown, "no limit" if shown is None else "shared by this user", shown is None or shown > workers)
+    for name, path, least in (
+        ("pids (kernel.pid_max)", "/proc/sys/kernel/pid_max", workers * 2 + 1000),
+        ("inotify instances (fs.inotify.max_user_instances)", "/proc/sys/fs/inotify/max_user_instances", 8),
+        ("inotify watches (fs.inotify.max_user_watches)", "/proc/sys/fs/inotify/max_user_watches", workers + 100),
+    ):
+        value = _number_in(path)
+        enough = value is None or value >= least
+        yield Limit(name, value, "enough" if enough else f"{least} would be needed", enough)
+
+
+def _number_in(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+# --- the layers -------------------------------------------------------------------------------------------------
+
+
+def _layers(
+    state: Path, features: list[Feature], strength: str, *, supervised: bool, owner: int | None, bound: int
+) -> Iterator[LayerVerdict]:
+    guardian = _guardian_of(owner)
+    if not supervised or not bound:
+        why = "no bound worker runs now; a pipe needs nothing but the kernel"
+        yield LayerVerdict("L1 lifeline", holds=True, strength="not in use", why=why)
+    elif guardian is None:
+        why = f"{bound} bound workers run and no guardian of owner {owner} was found; it is respawned when it dies"
+        yield LayerVerdict("L1 lifeline", holds=False, strength="cooperating workers only", why=why)
+    else:
+        why = f"guardian is pid {guardian}, {bound} bound workers"
+        yield LayerVerdict("L1 lifeline", holds=True, strength="lifeline and guardian", why=why)
+    holds, why = _locks_work(state)
+    yield LayerVerdict("L2 lock", holds=holds, strength="flock, inherited by the whole tree", why=why)
+    how = {
+        "cgroup": "SIGTERM, SIGKILL, and cgroup.kill for what escaped",
+        "cookie": "SIGTERM, SIGKILL, and the cookie scan for what escaped",
+        "group": "SIGTERM and SIGKILL to the process group only",
+    }
+    yield LayerVerdict(
+        "L3 escalation", holds=strength != "group", strength=strength, why=how[strength]
+    )
+    unique = next(feature.present for feature in features if feature.name.startswith("pidfd inode"))
+    identity = "boot id, pid, start time and pidfd inode" if unique else "boot id, pid and start time"
+    yield LayerVerdict(
+        "L4 reap at start",
+        holds=containment.environments_are_readable(),
+        strength=identity,
+        why="a live worker is recognised by its identity, one that was never recorded by its cookie",
+    )
+
+
+def _guardian_of(owner: int | None) -> int | None:
+    for pid in flock.all_pids():
+        if "tidelock.guardian" in ids.command_line(pid) and owner is not None:
+            try:
+                if ids.read_stat(pid).ppid == owner:
+                    return pid
+            except KernelError:
+                continue
+    return None
+
+
+def _locks_work(state: Path) -> tuple[bool, str]:
+    """Take a lock twice where the deck's locks are: the second time must be refused (some network shares do not)."""
+    import tempfile
+
+    folder = state if state.is_dir() else Path(tempfile.gettempdir())
+    path = folder / f".doctor-lock-{os.getpid()}"
+    try:
+        first = flock.take(path)
+        try:
+            refused = flock.is_held(path)
+        finally:
+            if first is not None:
+                os.close(first)
+            path.unlink()
+    except (OSError, TidelockError) as error:
+        return False, f"locks cannot be tried in {folder}: {error}"
+    return (True, f"tried in {folder}") if refused else (False, f"{folder} grants one lock twice; is it a network share?")
+
+
+def _locks(state: Path) -> Iterator[LockHeld]:
+    """The deck's lock with its holder, and each worker's lock that is held."""
+    found = [state / "deck.lock"]
+    workers = state / "workers"
+    if workers.is_dir():
+        found += sorted(Path(entry.path) / "lock" for entry in os.scandir(workers))
+    held = [path for path in found if path.exists() and flock.is_held(path)]
+    by_inode = _open_files({(facts.st_dev, facts.st_ino) for path in held for facts in (path.stat(),)})
+    for path in held:
+        facts = path.stat()
+        pids = by_inode.get((facts.st_dev, facts.st_ino), [])
+        yield LockHeld(str(path.relative_to(state)), pids, [ids.command_line(pid)[:120] for pid in pids])
+
+
+def _open_files(wanted: set[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
+    """Who has these files open, in one pass over /proc."""
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for pid in flock.all_pids() if wanted else ():
+        try:
+            descriptors = list(os.scandir(f"/proc/{pid}/fd"))
+        except OSError:
+            continue
+        for descriptor in descriptors:
+            try:
+                facts = os.stat(descriptor.path)
+            except OSError:
+                continue
+            key = (facts.st_dev, facts.st_ino)
+            if key in wanted and pid not in found[key] and pid != os.getpid():
+                found[key].append(pid)
+    return found
+
+
+# --- who should not be ------------------------------------------------------------------------------------------
+
+
+def _of_this_deck(state: Path, records: list[Record]) -> Iterator[Suspect]:
+    """Processes that carry a cookie of this deck which no record knows."""
+    known = {record.cookie for record in records}
+    here = str(Path(os.path.abspath(state)) / "workers")
+    for cookie, pids in containment.cookie_scan().items():
+        if cookie in known:
+            continue
+        for pid in pids:
+            environment = _environment(pid)
+            directory = environment.get(DIR_ENV.encode(), b"").decode("utf-8", "replace")
+            worker = environment.get(WORKER_ENV.encode(), b"").decode("utf-8", "replace")
+            if not directory.startswith(here + "/"):
+                continue
+            doubled = any(record.name == worker and record.identity is not None for record in records)
+            yield Suspect(
+                pid,
+                "duplicate" if doubled else "orphan",
+                ids.command_line(pid)[:200],
+                f"carries a cookie of this deck as worker {worker!r} and no record wants it",
+                worker,
+                cookie,
+            )
+
+
+def _likenesses() -> Iterator[Suspect]:
+    """Processes that are nobody's and look like several copies of one program."""
+    same_command: dict[tuple[str, str, int], list[int]] = defaultdict(list)
+    same_secret: dict[tuple[str, bytes], list[int]] = defaultdict(list)
+    for pid in flock.all_pids():
+        if pid in {1, os.getpid()}:
+            continue
+        command = ids.command_line(pid)
+        words = command.split()
+        if len(words) < 2 or not any(os.path.basename(words[0]).startswith(name) for name in _INTERPRETERS):  # noqa: PLR2004 - an interpreter and what it runs
+            continue
+        environment = _environment(pid)
+        if COOKIE_ENV.encode() in environment or "tidelock" in command:
+            continue
+        try:
+            place, owner = os.readlink(f"/proc/{pid}/cwd"), os.stat(f"/proc/{pid}").st_uid
+        except OSError:
+            continue
+        same_command[command, place, owner].append(pid)
+        for key, value in environment.items():
+            if value and any(word in key.upper() for word in _SECRET_WORDS):
+                same_secret[key.decode("utf-8", "replace"), hashlib.sha256(value).digest()].append(pid)
+    told: set[int] = set()
+    for (command, place, _), pids in same_command.items():
+        apart = _unrelated(pids)
+        if len(apart) > 1 and any(_is_orphan(pid) for pid in apart):
+            for pid in apart:
+                told.add(pid)
+                yield Suspect(pid, "likeness", command[:200], f"one of {len(apart)} alike in {place}")
+    for (key, _), pids in same_secret.items():
+        apart = [pid for pid in _unrelated(pids) if pid not in told]
+        if len(apart) > 1 and any(_is_orphan(pid) for pid in apart):
+            for pid in apart:
+                yield Suspect(pid, "likeness", ids.command_line(pid)[:200], f"one of {len(apart)} with the same {key}")
+
+
+def _unrelated(pids: list[int]) -> list[int]:
+    """Without those that another of them started: a server and its own workers are one."""
+    chosen = set(pids)
+    return [pid for pid in pids if not chosen & set(_ancestors(pid))]
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    for _ in range(64):
+        try:
+            pid = ids.read_stat(pid).ppid
+        except KernelError:
+            return
+        if pid <= 1:
+            return
+        yield pid
+
+
+def _is_orphan(pid: int) -> bool:
+    """Whether its parent is gone: taken by pid 1, or by a reaper that is not in its session's line."""
+    try:
+        stat = ids.read_stat(pid)
+        if stat.ppid == 1:
+            return True
+        parent = ids.read_stat(stat.ppid)
+    except KernelError:
+        return False
+    # A subreaper (systemd --user, a container's init) leads a session of its own and never shares the child's.
+    return parent.session != stat.session and parent.ppid in {0, 1} and stat.pid != stat.session
+
+
+def _environment(pid: int) -> dict[bytes, bytes]:
+    try:
+        raw = ids.read_proc(pid, "environ")
+    except KernelError:
+        return {}
+    return {key: value for key, equals, value in (entry.partition(b"=") for entry in raw.split(b"\0")) if equals}

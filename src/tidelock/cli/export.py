@@ -1,0 +1,169 @@
+"""``tidelock export``: the deck's daemon as a unit of systemd or a manifest for Kubernetes."""
+
+import json
+import os
+import shutil
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from tidelock.cli import DONE
+
+
+def export_options(parser: ArgumentParser) -> None:
+    """Options of export."""
+    parser.add_argument("target", choices=("systemd", "kubernetes"))
+    parser.add_argument("file", metavar="FILE", nargs="?", help="the tidelock.toml that `up` shall apply")
+    parser.add_argument("--user", metavar="USER", help="systemd: run the daemon as this user")
+    parser.add_argument("--name", default="tidelock", help="name of the unit or the resources (default tidelock)")
+    parser.add_argument("--image", default="tidelock:latest", help="kubernetes: the image with tidelock and your workers")
+    parser.add_argument("--storage", default="1Gi", help="kubernetes: size of the state volume")
+    parser.add_argument("-o", "--output", metavar="PATH", help="write there instead of standard output")
+    parser.epilog = (
+        "examples:\n"
+        "  tidelock export systemd /etc/tidelock.toml -o /etc/systemd/system/tidelock.service\n"
+        "  tidelock export kubernetes tidelock.toml --image registry.example/bots:7 | kubectl apply -f -"
+    )
+
+
+def export(options: Namespace) -> int:
+    """Print what another supervisor needs to keep this deck's daemon running."""
+    text = _systemd_unit(options) if options.target == "systemd" else _kubernetes_manifest(options)
+    if options.output:
+        Path(options.output).write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+    return DONE
+
+
+def _systemd_unit(options: Namespace) -> str:
+    program = shutil.which("tidelock") or f"{sys.executable} -m tidelock.cli"
+    state = options.state.resolve()
+    file = f" {_quoted(str(Path(options.file).resolve()))}" if options.file else ""
+    user = f"User={options.user}\n" if options.user else ""
+    return f"""\
+[Unit]
+Description=Tidelock: the deck in {state}
+Documentation=man:systemd.service(5)
+After=network-online.target
+Wants=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+NotifyAccess=main
+{user}ExecStart={program} up{file} --state {_quoted(str(state))}
+ExecReload={program} reload --state {_quoted(str(state))}
+Restart=always
+RestartSec=1
+
+# Only the daemon is signalled when the unit stops or restarts. Adoptable workers live on in the unit's cgroup and the
+# next daemon takes them over; bound ones are ended by the daemon or, if it was killed, by its guardian.
+KillMode=process
+SendSIGKILL=no
+TimeoutStopSec=30
+
+# A subtree of cgroups of our own: cgroup.kill then reaches even what called setsid().
+Delegate=yes
+
+# Hardening that workers share, since they are children. Loosen it where a worker needs more.
+# Not set on purpose: PrivateTmp and ProtectSystem=strict give each start of the daemon a mount namespace of its own,
+# and a worker that survived would live in the old one.
+UMask=0077
+NoNewPrivileges=yes
+ProtectSystem=full
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectClock=yes
+ProtectHostname=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
+SystemCallArchitectures=native
+LimitNOFILE=65536
+TasksMax=infinity
+OOMPolicy=continue
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def _quoted(text: str) -> str:
+    """As systemd.syntax(7) reads it: percent signs doubled, quoted when there is anything to quote."""
+    doubled = text.replace("%", "%%")
+    if all(character.isalnum() or character in "/._-+:@%" for character in doubled):
+        return doubled
+    return '"' + doubled.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _kubernetes_manifest(options: Namespace) -> str:
+    """A StatefulSet of one: unlike a Deployment it never runs two pods at a time, so never two owners."""
+    name = options.name
+    labels = {"app.kubernetes.io/name": name}
+    metadata = {"name": name, "labels": labels}
+    documents: list[dict[str, object]] = []
+    arguments = ["up", "--state", "/var/lib/tidelock", "--listen", "0.0.0.0:8787", "--insecure", "--log-format", "json"]
+    mounts = [{"name": "state", "mountPath": "/var/lib/tidelock"}]
+    volumes: list[dict[str, object]] = []
+    if options.file:
+        text = Path(options.file).read_text(encoding="utf-8")
+        documents.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"tidelock.toml": text}})
+        arguments.insert(1, "/etc/tidelock/tidelock.toml")
+        mounts.append({"name": "config", "mountPath": "/etc/tidelock"})
+        volumes.append({"name": "config", "configMap": {"name": name}})
+    probe = {"exec": {"command": ["tidelock", "ps", "-q", "--state", "/var/lib/tidelock"]}, "periodSeconds": 30}
+    container = {
+        "name": "tidelock",
+        "image": options.image,
+        "command": ["tidelock"],
+        "args": arguments,
+        "ports": [{"name": "page", "containerPort": 8787}],
+        "readinessProbe": {**probe, "periodSeconds": 5},
+        "livenessProbe": probe,
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": mounts,
+    }
+    pod = {
+        "terminationGracePeriodSeconds": 30,
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "fsGroup": 10001},
+        "shareProcessNamespace": False,
+        "containers": [container],
+        "volumes": volumes,
+    }
+    claim = {
+        "metadata": {"name": "state"},
+        "spec": {"accessModes": ["ReadWriteOncePod"], "resources": {"requests": {"storage": options.storage}}},
+    }
+    documents.append(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {"selector": labels, "ports": [{"name": "page", "port": 8787, "targetPort": "page"}]},
+        }
+    )
+    documents.append(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "StatefulSet",
+            "metadata": metadata,
+            "spec": {
+                "serviceName": name,
+                "replicas": 1,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": pod},
+                "volumeClaimTemplates": [claim],
+            },
+        }
+    )
+    header = (
+        "# One pod, one owner: a StatefulSet never runs two pods of one name at a time.\n"
+        "# Workers live in the pod; when it is replaced they are started again from the registry on the volume.\n"
+        "# The page's token is in /var/lib/tidelock/token; --insecure is said because TLS ends at your ingress.\n"
+        f"# Made by: tidelock export kubernetes (in {os.path.basename(os.getcwd()) or '/'})\n"
+    )
+    # JSON is YAML, and needs no emitter; `---` separates the documents.
+    return header + "".join(f"---\n{json.dumps(document, indent=2)}\n" for document in documents)

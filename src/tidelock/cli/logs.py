@@ -1,0 +1,72 @@
+"""``tidelock logs``: what workers print, read from their files, with or without an owner."""
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from tidelock.cli import DONE, FAILED, USED_WRONGLY, output
+from tidelock.model import worker_name
+
+
+def logs_options(parser: ArgumentParser) -> None:
+    """Options of logs."""
+    parser.add_argument("names", metavar="NAME", nargs="*", help="workers; several are shown together")
+    parser.add_argument("--all", action="store_true", help="every worker")
+    parser.add_argument("-f", "--follow", action="store_true", help="wait for more")
+    parser.add_argument("-n", "--lines", type=int, default=None, metavar="N", help="the last N lines (default 20)")
+    parser.add_argument("--since", metavar="WHEN", help="10m, 2h, 1d, 20:40, 2026-11-15, 2026-11-15T20:40")
+    parser.add_argument("--until", metavar="WHEN", help="as --since")
+    parser.add_argument("-g", "--grep", metavar="REGEX", help="only lines that match")
+    parser.epilog = (
+        "examples:\n"
+        "  tidelock logs alice -f\n"
+        "  tidelock logs alice bob --since 10m --grep 'error|timeout'\n"
+        "  tidelock logs --all -f"
+    )
+
+
+def logs(options: Namespace) -> int:
+    """What workers print: the last lines, lines since a moment, or as they come."""
+    folder: Path = options.state / "workers"
+    known = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()) if folder.is_dir() else []
+    names = known if options.all else [worker_name(name) for name in options.names]
+    if not names and not options.all:
+        print("tidelock logs: say which worker, or --all", file=sys.stderr)
+        return USED_WRONGLY
+    for name in names:
+        if name not in known:
+            output.note(f"tidelock: no worker {name!r} in this deck{output.suggestions(name, known)}")
+            return FAILED
+    if not _supervised(options.state):
+        output.note("not supervised: no owner is running; this is what was written so far")
+    from tidelock.kernel import logreader, logshow
+
+    since = logreader.moment(options.since) if options.since else None
+    until = logreader.moment(options.until) if options.until else None
+    lines = options.lines
+    if lines is None:
+        lines = None if since or until else 20
+    logshow.show(
+        {name: folder / name / "log" for name in names},
+        sys.stdout,
+        lines=lines,
+        follow=options.follow,
+        since=since,
+        until=until,
+        grep=options.grep,
+    )
+    return DONE
+
+
+def _supervised(state: Path) -> bool:
+    """Whether somebody listens on the deck's socket; nothing is asked."""
+    from tidelock.client import Client
+    from tidelock.errors import ClientError
+
+    try:
+        with Client(state) as client:
+            client.connect()
+    except ClientError:
+        return False
+    return True

@@ -1,0 +1,107 @@
+"""How things look in a terminal: tables, colours, durations. Loads nothing.
+
+Colours appear only on a terminal and never when ``NO_COLOR`` is set (no-color.org).
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TextIO
+
+_STATE_COLOURS: Final = {
+    "running": "32",
+    "starting": "36",
+    "stopping": "36",
+    "stopped": "2",
+    "exited": "2",
+    "backoff": "33",
+    "unhealthy": "33",
+    "failed": "31",
+}
+_KILO: Final = 1024.0
+
+
+def wants_colour(stream: TextIO = sys.stdout) -> bool:
+    """Whether a person looks at this stream in a terminal that shows colours."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def state_in_colour(state: str, *, colour: bool) -> str:
+    """The state, coloured for what it asks of a person."""
+    return painted(state, _STATE_COLOURS.get(state, "0"), colour=colour)
+
+
+def painted(text: str, code: str, *, colour: bool) -> str:
+    """The text in a colour, or as it is."""
+    return f"\x1b[{code}m{text}\x1b[0m" if colour else text
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], colours: Sequence[dict[int, str]] = ()) -> str:
+    """Columns as wide as their widest cell; the last one is not padded. ``colours[row][column]`` paints a cell."""
+    cells = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = []
+    for number, row in enumerate(cells):
+        paint = colours[number - 1] if number and number <= len(colours) else {}
+        parts = []
+        for column, cell in enumerate(row):
+            padded = cell if column == len(row) - 1 else cell.ljust(widths[column])
+            parts.append(painted(padded, paint[column], colour=True) if column in paint else padded)
+        lines.append("  ".join(parts).rstrip())
+    return "\n".join(lines)
+
+
+def duration(seconds: float | None) -> str:
+    """``42s``, ``12m``, ``3h07m``, ``5d02h``."""
+    if seconds is None:
+        return "-"
+    whole = max(0, int(seconds))
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days}d{hours % 24:02}h"
+    if hours:
+        return f"{hours}h{minutes % 60:02}m"
+    return f"{minutes}m" if minutes else f"{whole}s"
+
+
+def size(count: float | None) -> str:
+    """``12.3M``."""
+    if count is None:
+        return "-"
+    value = float(count)
+    for unit in ("B", "K", "M", "G"):
+        if value < _KILO:
+            return f"{value:.0f}{unit}" if unit == "B" else f"{value:.1f}{unit}"
+        value /= _KILO
+    return f"{value:.1f}T"
+
+
+def ending(exit_value: dict[str, Any] | None) -> str:
+    """How a worker ended, in words."""
+    match exit_value:
+        case {"kind": "exited", "code": code}:
+            return f"exit code {code}"
+        case {"kind": "killed", "signal": number}:
+            import signal
+
+            try:
+                return f"killed by {signal.Signals(number).name}"
+            except ValueError:
+                return f"killed by signal {number}"
+        case {"kind": "unknown"}:
+            return "ended unseen"
+        case _:
+            return ""
+
+
+def note(text: str) -> None:
+    """Say something to the person without disturbing what is piped on."""
+    print(text, file=sys.stderr)
+
+
+def suggestions(given: str, known: Iterable[str]) -> str:
+    """``; did you mean 'alice'?`` or nothing."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(given, list(known), n=3, cutoff=0.6)
+    return f"; did you mean {', '.join(map(repr, near))}?" if near else ""

@@ -1,0 +1,121 @@
+"""``tidelock ps``: who runs. Works with no owner too, and then says so."""
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tidelock.cli import DONE, output
+from tidelock.client import Client
+from tidelock.errors import NoOwner
+
+NOT_SUPERVISED = "not supervised: no owner is running; start one with `tidelock up`"
+
+
+def ps_options(parser: ArgumentParser) -> None:
+    """Options of ps."""
+    parser.add_argument("--json", action="store_true", help='{"supervised", "owner_pid", "workers": [...]}')
+    parser.add_argument("--state-is", metavar="STATE", help="only workers in this state")
+    parser.add_argument("--label", metavar="KEY[=VALUE]", help="only workers with this label")
+    parser.add_argument("-q", "--quiet", action="store_true", help="names only")
+    parser.epilog = (
+        "examples:\n"
+        "  tidelock ps\n"
+        "  tidelock ps --json | jq '.workers[] | select(.state == \"failed\").name'\n"
+        "  tidelock ps -q --state-is failed | xargs tidelock reset"
+    )
+
+
+def ps(options: Namespace) -> int:
+    """Who runs: one line per worker.
+
+    "Up" and "supervised" are two facts: with no owner running the workers are shown as the registry and the
+    kernel know them, and a last line says that nobody would restart them.
+    """
+    shown = look(options.state)
+    if options.label or options.state_is:
+        shown["workers"] = [worker for worker in shown["workers"] if _is_wanted(worker, options)]
+    if options.json:
+        json.dump(shown, sys.stdout)
+        print()
+    elif options.quiet:
+        for worker in shown["workers"]:
+            print(worker["name"])
+    else:
+        _print_table(shown)
+    return DONE
+
+
+def look(state: Path) -> dict[str, Any]:
+    """The deck as its owner sees it or, without one, as the registry and the kernel do."""
+    try:
+        with Client(state) as client:
+            page = client.document("GET", "/api/v1/workers")
+    except NoOwner:
+        import msgspec
+
+        from tidelock.deck.peek import peek
+
+        page = msgspec.to_builtins(peek(state))
+    return {key: page[key] for key in ("supervised", "owner_pid", "workers")}
+
+
+def _is_wanted(worker: dict[str, Any], options: Namespace) -> bool:
+    if options.state_is and worker["state"] != options.state_is:
+        return False
+    if options.label:
+        key, wants_value, value = options.label.partition("=")
+        labels = worker.get("labels", {})
+        return key in labels and (not wants_value or labels[key] == value)
+    return True
+
+
+def _print_table(shown: dict[str, Any]) -> None:
+    workers = shown["workers"]
+    if workers:
+        colour = output.wants_colour()
+        paints = [output._STATE_COLOURS.get(worker["state"]) for worker in workers]
+        header = ("NAME", "STATE", "PID", "UPTIME", "CPU", "RSS", "RESTARTS", "NOTE")
+        colours = [{1: paint} if paint else {} for paint in paints] if colour else ()
+        print(output.table(header, [_row(worker) for worker in workers], colours))
+    elif shown["supervised"]:
+        print("no workers yet; start one with `tidelock start NAME -- COMMAND`")
+    if not shown["supervised"]:
+        print(NOT_SUPERVISED)
+
+
+def _row(worker: dict[str, Any]) -> tuple[str, ...]:
+    cpu = worker.get("cpu_percent")
+    return (
+        worker["name"],
+        worker["state"],
+        str(worker["pid"] or "-"),
+        output.duration(worker["uptime_seconds"]),
+        "-" if cpu is None else f"{cpu:.1f}%",
+        output.size(worker["rss_bytes"]),
+        str(worker["restarts"]),
+        _note(worker),
+    )
+
+
+def _note(worker: dict[str, Any]) -> str:
+    """What a person wants to know beside the numbers."""
+    notes = []
+    if worker["lifetime"] == "bound":
+        notes.append("bound")
+    if worker["state"] == "backoff" and worker["backoff_until"]:
+        until = datetime.fromisoformat(worker["backoff_until"])
+        notes.append(f"next try in {output.duration((until - datetime.now(until.tzinfo)).total_seconds())}")
+    if worker["state"] == "failed":
+        notes.append(f"{worker['crashes']} crashes; look at its log, then `tidelock reset {worker['name']}`")
+    if worker["state"] in {"exited", "backoff", "failed"} and (ended := output.ending(worker["exit"])):
+        notes.append(ended)
+    if worker["port"]:
+        notes.append(f"port {worker['port']}")
+    if worker["health"]:
+        notes.append(str(worker["health"]))
+    if worker["status_text"]:
+        notes.append(worker["status_text"])
+    return ", ".join(notes)

@@ -1,0 +1,66 @@
+"""``tidelock reload``, and the hidden verb by which new code is tried out first."""
+
+from argparse import ArgumentParser, Namespace
+
+from tidelock.cli import DONE, FAILED
+from tidelock.client import Client
+from tidelock.errors import ClientError
+
+WAIT_SECONDS = 60.0
+
+
+def reload_options(parser: ArgumentParser) -> None:
+    """Options of reload."""
+    parser.epilog = "example:\n  pip install --upgrade tidelock && tidelock reload"
+
+
+def reload(options: Namespace) -> int:
+    """Replace the running daemon by the code that is installed now: same pid, no worker notices.
+
+    The new code is tried out first, in a process of its own that imports it and reads the registry. If that
+    fails nothing is replaced and the reason is printed.
+    """
+    with Client(options.state) as client:
+        before = client.document("GET", "/api/v1/deck")
+        client.document("POST", "/api/v1/reload")
+    after = _back(options, before["started_at"])
+    if after is None:
+        print("tidelock: the daemon did not come back; look with `tidelock doctor`, start with `tidelock up`")
+        return FAILED
+    print(f"pid {after['owner_pid']}: {before['version']} → {after['version']}, {sum(after['counts'].values())} workers")
+    return DONE
+
+
+def _back(options: Namespace, before: str) -> dict[str, object] | None:
+    """The deck after the replacement: it answers again, and says that it was started anew."""
+    import time
+
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            with Client(options.state, timeout_seconds=WAIT_SECONDS) as client:
+                deck: dict[str, object] = client.document("GET", "/api/v1/deck")
+                if deck["started_at"] != before:
+                    return deck
+        except ClientError:
+            pass
+        time.sleep(0.02)  # noqa: TID251 - between two programs in one process there is nothing to wait on
+    return None
+
+
+def preflight_options(parser: ArgumentParser) -> None:
+    """Options of preflight."""
+    del parser
+
+
+def preflight(options: Namespace) -> int:
+    """Load everything the daemon is made of and read the registry; for ``reload``, before it replaces anything."""
+    from tidelock import __version__
+    from tidelock.deck.peek import peek
+    from tidelock.server import daemon
+    from tidelock.server.app import create_litestar
+
+    create_litestar(None)
+    found = peek(options.state)
+    print(f"fit: {__version__}, {len(found.workers)} workers, {daemon.__name__}")
+    return DONE

@@ -1,0 +1,149 @@
+"""``tidelock start``: start a worker."""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from tidelock.cli import DONE, USED_WRONGLY, output
+from tidelock.client import Client
+from tidelock.errors import SpecError
+
+SATELLITES = ("telegram", "gmail", "smtp", "cron")
+
+
+def start_options(parser: ArgumentParser) -> None:
+    """Options of start."""
+    parser.usage = "tidelock start NAME [options] -- COMMAND …"
+    parser.add_argument("name", metavar="NAME", help="usually a user's id")
+    parser.add_argument("-e", "--env", action="append", default=[], metavar="K=V", help="an environment variable")
+    parser.add_argument("--inherit-env", action="append", default=[], metavar="K", help="pass on the daemon's own")
+    parser.add_argument(
+        "--secret", action="append", default=[], metavar="K=FILE", help="a secret, read from FILE (- is standard input)"
+    )
+    parser.add_argument("--secret-env", action="append", default=[], metavar="K=FILE", help="the same, also as env")
+    parser.add_argument("--bound", action="store_true", help="ends with the owner (default: survives it)")
+    parser.add_argument("--template", metavar="T", help="start from [template.T] of the applied tidelock.toml")
+    parser.add_argument("--satellite", metavar="KIND", choices=SATELLITES, help="a ready worker: " + ", ".join(SATELLITES))
+    parser.add_argument("--cwd", metavar="DIR", help="working directory (default: its own data/)")
+    parser.add_argument("--restart", choices=("always", "on-failure", "never"), help="default: on-failure")
+    parser.add_argument("--max-crashes", type=int, metavar="N", help="crashes in five minutes before it waits for you")
+    parser.add_argument("--grace", type=float, metavar="SECONDS", help="between SIGTERM and SIGKILL (default 5)")
+    parser.add_argument("--stop-signal", metavar="NAME", help="default TERM")
+    parser.add_argument("--memory", metavar="BYTES", help="memory limit, such as 200M")
+    parser.add_argument("--open-files", type=int, metavar="N", help="limit of open files")
+    parser.add_argument("--port", action="store_true", help="give it a stable port in $PORT")
+    parser.add_argument("--notify", action="store_true", help="ready when it says READY=1 (systemd's protocol)")
+    parser.add_argument("--watchdog", type=float, metavar="SECONDS", help="unhealthy if it is silent for so long")
+    parser.add_argument("--health-http", metavar="URL", help="such as http://127.0.0.1:$PORT/healthz")
+    parser.add_argument("--user", metavar="USER", help="run as this user")
+    parser.add_argument("--label", action="append", default=[], metavar="K=V", help="a word to filter by")
+    parser.add_argument("--replace", action="store_true", help="if it runs with another spec, stop it first")
+    parser.add_argument("--json", action="store_true", help="print its status as JSON")
+    parser.epilog = (
+        "examples:\n"
+        "  tidelock start alice -e TZ=UTC --secret TOKEN=alice.token -- python3 bot.py\n"
+        "  tidelock start alice                       (a known worker again)\n"
+        "  tidelock start bob --template bot -e CHAT=42"
+    )
+
+
+def start(options: Namespace) -> int:
+    """Start a worker: a new one with its command after --, or a known one by its name alone.
+
+    Its environment is clean: PATH, HOME, LANG, TZ, USER and SHELL, plus what you give. Starting one that runs
+    with the same command and options already is done; with others it is refused unless you say --replace.
+    """
+    own = _own_fields(options)
+    command = options.command_line
+    if command == []:
+        print("tidelock start: nothing after --", file=sys.stderr)
+        return USED_WRONGLY
+    with Client(options.state) as client:
+        if options.template:
+            allowed = {"env", "labels", "lifetime"}
+            if extra := own.keys() - allowed - {"secrets"}:
+                raise SpecError(", ".join(sorted(extra)), "with --template", "set it in the template, or use -e, --label")
+            secrets = {key: secret["value"] for key, secret in own.pop("secrets", {}).items()}
+            body = {"name": options.name, "template": options.template, **own}
+            body |= ({"command": command} if command else {}) | ({"secrets": secrets} if secrets else {})
+            status = client.document("POST", "/api/v1/workers", body, replace=int(options.replace))
+        elif command or options.satellite:
+            words = _satellite_command(options.satellite, command or []) if options.satellite else command
+            body = {"name": options.name, "spec": {"command": words, **own}}
+            status = client.document("POST", "/api/v1/workers", body, replace=int(options.replace))
+        elif own:
+            print("tidelock start: options without a command; write it after --", file=sys.stderr)
+            return USED_WRONGLY
+        else:
+            from tidelock.cli.act import on_one
+
+            status = on_one(client, "start", options.name)
+    if options.json:
+        import json
+
+        print(json.dumps(status))
+    else:
+        colour = output.wants_colour()
+        print(f"{status['name']} {output.state_in_colour(status['state'], colour=colour)} (pid {status['pid']})")
+    return DONE
+
+
+def _own_fields(options: Namespace) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "env": _pairs("--env", options.env),
+        "inherit_env": options.inherit_env,
+        "secrets": {
+            **{key: {"value": _read(file)} for key, file in _pairs("--secret", options.secret).items()},
+            **{key: {"value": _read(file), "env": True} for key, file in _pairs("--secret-env", options.secret_env).items()},
+        },
+        "lifetime": "bound" if options.bound else None,
+        "cwd": str(Path(options.cwd).resolve()) if options.cwd else None,
+        "restart": _given(policy=options.restart, max_crashes=options.max_crashes),
+        "stop": _given(grace_seconds=options.grace, signal=options.stop_signal),
+        "limits": _given(memory_bytes=_bytes(options.memory), open_files=options.open_files),
+        "health": _given(notify=options.notify or None, watchdog_seconds=options.watchdog, http=options.health_http),
+        "port": options.port or None,
+        "user": options.user,
+        "labels": _pairs("--label", options.label),
+    }
+    return {key: value for key, value in fields.items() if value not in (None, {}, [])}
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _pairs(option: str, given: list[str]) -> dict[str, str]:
+    pairs = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise SpecError(option, text, "NAME=VALUE")
+        pairs[key] = value
+    return pairs
+
+
+def _read(file: str) -> str:
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError("--secret", file, f"a readable file ({error.strerror})") from error
+    except UnicodeDecodeError:
+        raise SpecError("--secret", file, "a file of UTF-8 text") from None
+    return text.removesuffix("\n")
+
+
+def _bytes(text: str | None) -> int | None:
+    if text is None:
+        return None
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    unit = units.get(text[-1:].upper(), 1)
+    digits = text[:-1] if unit > 1 else text
+    if not digits.isdigit():
+        raise SpecError("--memory", text, "a number of bytes, such as 200000000 or 200M")
+    return int(digits) * unit
+
+
+def _satellite_command(kind: str, arguments: list[str]) -> list[str]:
+    return [sys.executable, "-m", f"tidelock.satellites.{kind}", *arguments]

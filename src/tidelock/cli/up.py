@@ -1,0 +1,150 @@
+"""``tidelock up``: be the daemon, here or in the background."""
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any, Final
+
+from tidelock.cli import DONE, FAILED, USED_WRONGLY
+
+READY_FD_ENV: Final = "TIDELOCK_READY_FD"
+DAEMON_LOG: Final = "daemon.log"
+MOST_LOG_BYTES: Final = 10_000_000
+
+
+def up_options(parser: ArgumentParser) -> None:
+    """Options of up."""
+    parser.add_argument("file", metavar="FILE", nargs="?", help="configuration to apply (default: ./tidelock.toml if there)")
+    parser.add_argument("--detach", action="store_true", help="go to the background once everything is up")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="where the page is served (default 127.0.0.1:8787)")
+    parser.add_argument("--no-http", action="store_true", help="the Unix socket only, no page")
+    parser.add_argument("--insecure", action="store_true", help="allow an address others reach, without TLS")
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain (PEM)")
+    parser.add_argument("--tls-key", metavar="FILE", help="private key (PEM)")
+    parser.add_argument("--host", action="append", default=[], metavar="NAME", help="a further name the page is called by")
+    parser.add_argument("--log-format", choices=("text", "json"), default="text", help="for people, or for machines")
+    parser.add_argument("--sample-seconds", type=float, metavar="S", help="sample cpu and memory also when nobody looks")
+    parser.epilog = (
+        "examples:\n"
+        "  tidelock up                         (in the foreground, Ctrl-C to leave)\n"
+        "  tidelock up tidelock.toml --detach\n"
+        "  tidelock up --no-http --log-format json\n\n"
+        "Leaving (SIGTERM, Ctrl-C) stops bound workers; adoptable ones keep running and the next\n"
+        "`tidelock up` takes them over. `tidelock stop --all` before it stops everything."
+    )
+
+
+def up(options: Namespace) -> int:
+    """Own the deck: recover what an earlier owner left, apply the file, supervise, serve the socket and the page.
+
+    The token for the page is made at the first start and shown once, as a link to log in with.
+    """
+    if options.sample_seconds is not None and options.sample_seconds <= 0:
+        print("tidelock up: --sample-seconds takes a number above 0", file=sys.stderr)
+        return USED_WRONGLY
+    if bool(options.tls_cert) != bool(options.tls_key):
+        print("tidelock up: --tls-cert and --tls-key belong together", file=sys.stderr)
+        return USED_WRONGLY
+    if options.detach:
+        return _detach(options)
+    try:
+        from tidelock.server import daemon
+    except ModuleNotFoundError as error:
+        if error.name and error.name.split(".")[0] == "tidelock":
+            raise
+        print(f"tidelock: {error.name} is not installed; pip install 'tidelock[server]'", file=sys.stderr)
+        return FAILED
+    settings = _settings(options)
+    ready_fd = os.environ.pop(READY_FD_ENV, None)
+    chosen = daemon.DaemonOptions(state_dir=options.state, ready=_ready(ready_fd), **settings)
+    try:
+        return daemon.run(chosen, sys.stdout)
+    except daemon.ListenRefused as error:
+        print(f"tidelock: {error}", file=sys.stderr)
+        return USED_WRONGLY
+
+
+def _settings(options: Namespace) -> dict[str, Any]:
+    """What the file says under [server], with the options of the command line over it."""
+    from msgspec import UNSET
+
+    from tidelock.config import DEFAULT_FILE, ServerTable, load
+    from tidelock.server.daemon import DEFAULT_LISTEN
+
+    file = options.file or (DEFAULT_FILE if Path(DEFAULT_FILE).is_file() else None)
+    config = None if file is None else load(file)
+    server = ServerTable() if config is None else config.server
+
+    def said(name: str) -> Any:
+        value = getattr(server, name)
+        return None if value is UNSET else value
+
+    listen = None if options.no_http or not (server.http or options.listen) else options.listen or said("listen")
+    if listen is None and not options.no_http and server.http:
+        listen = DEFAULT_LISTEN
+    return {
+        "config": config,
+        "listen": listen,
+        "insecure": options.insecure,
+        "log_format": options.log_format,
+        "hosts": (*server.hosts, *options.host),
+        "tls_cert": options.tls_cert or said("tls_cert"),
+        "tls_key": options.tls_key or said("tls_key"),
+        "sample_seconds": options.sample_seconds or said("sample_seconds"),
+    }
+
+
+def _ready(ready_fd: str | None) -> Any:
+    if ready_fd is None:
+        return lambda _: None
+
+    def tell(link: str) -> None:
+        with os.fdopen(int(ready_fd), "w", encoding="utf-8") as pipe:
+            pipe.write(f"ready {link}\n")
+
+    return tell
+
+
+def _detach(options: Namespace) -> int:
+    """Start the daemon in a session of its own and wait until it says that it is ready, or why it is not."""
+    import subprocess
+
+    state: Path = options.state
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log_path = state / DAEMON_LOG
+    if log_path.exists() and log_path.stat().st_size > MOST_LOG_BYTES:
+        log_path.replace(state / f"{DAEMON_LOG}.1")
+    arguments = [word for word in sys.argv[1:] if word != "--detach"]
+    read_fd, write_fd = os.pipe()
+    log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    begins_at = os.fstat(log_fd).st_size
+    try:
+        daemon = subprocess.Popen(  # noqa: TID251 - the daemon is no worker: nobody supervises it from here
+            [sys.executable, "-m", "tidelock.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log_fd,
+            start_new_session=True,
+            pass_fds=(write_fd,),
+            env={**os.environ, READY_FD_ENV: str(write_fd)},
+        )
+    finally:
+        os.close(write_fd)
+        os.close(log_fd)
+    with os.fdopen(read_fd, encoding="utf-8") as pipe:
+        said = pipe.readline()
+    if not said.startswith("ready"):
+        code = daemon.wait()
+        with log_path.open("rb") as log:
+            log.seek(begins_at)
+            sys.stderr.write(log.read().decode("utf-8", "replace"))
+        return code or FAILED
+    link = said.removeprefix("ready").strip()
+    print(f"up, supervising {state} (pid {daemon.pid}); its log is {log_path}")
+    if link:
+        shown_once = "the page, shown once with its token" if "token=" in link else "the page"
+        print(f"{shown_once}: {link}")
+    # Left to itself on purpose; without this Python would warn about a child that still runs.
+    daemon.returncode = 0
+    return DONE

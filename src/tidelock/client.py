@@ -1,0 +1,264 @@
+"""Talk to the owner of a deck over ``STATE/deck.sock``: HTTP on a Unix socket, as small and as fast as it can be.
+
+The command line is made of this. It must start in a few tens of milliseconds, so only the standard library is loaded
+here; the values of :mod:`tidelock.model` are loaded when a typed answer is asked for.
+
+An AF_UNIX address holds 107 bytes. A deeper state directory is reached through /proc/self/fd/N/deck.sock of the opened
+directory, so its length does not matter. A socket file nobody listens on means that no owner runs (:class:`NoOwner`); an
+owner that vanishes in the middle of an answer is a :class:`ClientError` that says so: what it had done is in the registry.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode
+
+from tidelock.errors import ClientError, NoOwner, OwnerRefused
+
+if TYPE_CHECKING:
+    from tidelock.model import Event, WorkerSpec, WorkerStatus
+
+__all__ = ["Client", "Refusal"]
+
+SOCKET_NAME: Final = "deck.sock"
+
+
+class Refusal(OwnerRefused):
+    """The owner said no; carries its problem document."""
+
+    def __init__(self, problem: Mapping[str, Any]) -> None:
+        self.problem = dict(problem)
+        self.status = int(problem.get("status", 0))
+        self.kind = str(problem.get("type", "about:blank")).removeprefix("urn:tidelock:")
+        super().__init__(str(problem.get("detail") or problem.get("title") or "the owner refused"))
+
+
+class Client:
+    """One deck's owner, as seen from another process.
+
+    >>> with Client("state") as client:
+    ...     client.start("alice", ["python3", "bot.py"])
+    ...     print(client.status("alice").state)
+    """
+
+    def __init__(self, state_dir: str | os.PathLike[str], timeout_seconds: float | None = None) -> None:
+        self._state_dir = Path(state_dir)
+        self._timeout_seconds = timeout_seconds
+        self._connection: _UnixConnection | None = None
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def connect(self) -> None:
+        """Reach the owner now, without asking it anything; raises :class:`NoOwner` if there is none."""
+        self._connected()
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # --- verbs, typed -------------------------------------------------------------------------------------------
+
+    def list(self) -> "list[WorkerStatus]":
+        """All workers."""
+        from tidelock.model import WorkerStatus  # noqa: PLC0415 - loaded only where a typed answer is wanted
+
+        return _typed(self.document("GET", "/api/v1/workers")["workers"], list[WorkerStatus])
+
+    def status(self, name: str) -> "WorkerStatus":
+        """One worker."""
+        return self._status("GET", _worker(name))
+
+    def start(
+        self,
+        name: str,
+        command: "Sequence[str] | WorkerSpec | None" = None,
+        *,
+        replace: bool = False,
+        **fields: Any,
+    ) -> "WorkerStatus":
+        """Start a new worker, or one that is known already (without a command)."""
+        if command is None and not fields:
+            return self._status("POST", _worker(name, "start"))
+        from tidelock.model import WorkerSpec  # noqa: PLC0415 - as above
+
+        spec = WorkerSpec.of(command if command is not None else (), **fields)
+        return self._status("POST", "/api/v1/workers", {"name": name, "spec": _plain(spec)}, replace=int(replace))
+
+    def stop(self, name: str) -> "WorkerStatus":
+        """Stop it; returns when its whole tree is gone."""
+        return self._status("POST", _worker(name, "stop"))
+
+    def restart(self, name: str) -> "WorkerStatus":
+        """Stop it and start it again."""
+        return self._status("POST", _worker(name, "restart"))
+
+    def reset(self, name: str) -> "WorkerStatus":
+        """Forget its crashes and let it try again."""
+        return self._status("POST", _worker(name, "reset"))
+
+    def remove(self, name: str) -> None:
+        """Stop it and forget it, its log and its data."""
+        self.request("DELETE", _worker(name))
+
+    def adopt(self, name: str, pid: int, env: Mapping[str, str] | None = None) -> "WorkerStatus":
+        """Take over a process that somebody else started."""
+        return self._status("POST", _worker(name, "adopt"), {"pid": pid, "env": dict(env or {})})
+
+    def logs(self, name: str, lines: int = 20) -> "list[str]":
+        """The last lines of its log."""
+        answer: dict[str, list[str]] = self.document("GET", _worker(name, "logs"), lines=lines)
+        return answer["lines"]
+
+    def events(self, after: int = 0, limit: int = 1000, worker: str | None = None) -> "list[Event]":
+        """Events after that id, oldest first."""
+        from tidelock.model import Event  # noqa: PLC0415 - as above
+
+        return _typed(self.document("GET", "/api/v1/events", after=after, limit=limit, worker=worker), list[Event])
+
+    # --- the same, plain ----------------------------------------------------------------------------------------
+
+    def document(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+        """The answer of one request as plain JSON values; None when there is no content."""
+        raw = self.request(method, path, body, **query)
+        return json.loads(raw) if raw else None
+
+    def request(self, method: str, path: str, body: Any = None, **query: Any) -> bytes:
+        """The answer of one request as bytes; a problem document becomes a :class:`Refusal`."""
+        response = self._send(method, path, body, query, {})
+        try:
+            raw = response.read()
+        except (OSError, HTTPException) as error:
+            self.close()
+            raise ClientError(_vanished(self._state_dir)) from error
+        if response.status >= 400:  # noqa: PLR2004 - where HTTP's refusals begin
+            raise Refusal(_problem(response, raw))
+        return raw
+
+    def follow_events(self, after: int | None = None, **query: Any) -> Iterator[bytes]:
+        """Each event as the bytes of its JSON, as they happen; ends with :class:`ClientError` when the owner goes."""
+        headers = {"Accept": "text/event-stream"}
+        if after is not None:
+            headers["Last-Event-ID"] = str(after)
+        response = self._send("GET", "/api/v1/events", None, query, headers)
+        if response.status >= 400:  # noqa: PLR2004 - as above
+            raise Refusal(_problem(response, response.read()))
+        try:
+            yield from _event_data(response)
+        except (OSError, HTTPException) as error:
+            raise ClientError(_vanished(self._state_dir)) from error
+        finally:
+            self.close()
+        raise ClientError(_vanished(self._state_dir))
+
+    def _status(self, method: str, path: str, body: Any = None, **query: Any) -> "WorkerStatus":
+        from tidelock.model import WorkerStatus  # noqa: PLC0415 - as above
+
+        return _typed(self.document(method, path, body, **query), WorkerStatus)
+
+    def _send(
+        self, method: str, path: str, body: Any, query: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> HTTPResponse:
+        given = {key: value for key, value in query.items() if value is not None}
+        target = f"{path}?{urlencode(given)}" if given else path
+        payload = None if body is None else json.dumps(body).encode()
+        own = {"Content-Type": "application/json"} if payload is not None else {}
+        fresh = self._connection is None
+        connection = self._connected()
+        try:
+            connection.request(method, target, payload, {**own, **headers})
+            return connection.getresponse()
+        except (OSError, HTTPException) as error:
+            self.close()
+            # A connection that was kept may have been closed by the owner between two verbs: nothing was sent then.
+            if not fresh and isinstance(error, ConnectionError | HTTPException) and method == "GET":
+                return self._send(method, path, body, query, headers)
+            raise ClientError(_vanished(self._state_dir)) from error
+
+    def _connected(self) -> "_UnixConnection":
+        if self._connection is None:
+            connection = _UnixConnection(self._state_dir, self._timeout_seconds)
+            connection.connect()
+            self._connection = connection
+        return self._connection
+
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, state_dir: Path, timeout_seconds: float | None) -> None:
+        super().__init__("localhost", timeout=timeout_seconds)
+        self._state_dir = state_dir
+
+    def connect(self) -> None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(self.timeout)
+        try:
+            directory = os.open(self._state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                connection.connect(f"/proc/self/fd/{directory}/{SOCKET_NAME}")
+            finally:
+                os.close(directory)
+        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
+            connection.close()
+            raise NoOwner(f"no owner is running for {self._state_dir}") from error
+        except OSError as error:
+            connection.close()
+            raise ClientError(f"cannot reach the owner of {self._state_dir}: {error.strerror}") from error
+        self.sock = connection
+
+
+def _worker(name: str, verb: str = "") -> str:
+    path = f"/api/v1/workers/{quote(name, safe='')}"
+    return f"{path}/{verb}" if verb else path
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    import msgspec  # noqa: PLC0415 - as above
+
+    return msgspec.convert(value, kind, strict=False)
+
+
+def _plain(spec: "WorkerSpec") -> Any:
+    import msgspec  # noqa: PLC0415 - as above
+
+    return msgspec.to_builtins(spec)
+
+
+def _problem(response: HTTPResponse, raw: bytes) -> Mapping[str, Any]:
+    try:
+        told = json.loads(raw)
+    except ValueError:
+        told = None
+    if isinstance(told, dict):
+        return told
+    return {"status": response.status, "title": response.reason, "detail": raw.decode("utf-8", "replace")[:500]}
+
+
+def _vanished(state_dir: Path) -> str:
+    return (
+        f"the owner of {state_dir} went away before it answered; "
+        f"what it had done is recorded: look with `tidelock ps`, and start it with `tidelock up`"
+    )
+
+
+def _event_data(response: HTTPResponse) -> Iterator[bytes]:
+    """The data of each unnamed server-sent event; pings have a name."""
+    name, data = b"", b""
+    while line := response.readline():
+        line = line.rstrip(b"\r\n")
+        if not line:
+            if data and not name:
+                yield data
+            name, data = b"", b""
+        elif line.startswith(b"data: "):
+            data += line[6:]
+        elif line.startswith(b"event: "):
+            name = line[7:]

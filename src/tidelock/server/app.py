@@ -1,0 +1,89 @@
+"""The whole HTTP application: API, streams, metrics, page, and the guard in front of them.
+
+It is one Litestar application over the values of :mod:`tidelock.model`; the OpenAPI document at ``/openapi.json`` is
+made from the same types that are sent.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from litestar import Litestar, Request, Response, get
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
+
+from tidelock import __version__
+from tidelock.server import problems
+from tidelock.server.api import HANDLERS
+from tidelock.server.auth import Guard
+from tidelock.server.services import Services
+from tidelock.server.serving import AsgiApp
+
+MOST_BODY_BYTES: Final = 4_000_000
+_SCHEMA_FOLDER: Final = "/api/v1/schema"
+
+
+def create_app(services: Services, hosts: Iterable[str] = ()) -> AsgiApp:
+    """The application of one daemon, guarded."""
+    return Guard(_headed(create_litestar(services)), services.keys, frozenset(hosts))
+
+
+def create_litestar(services: Services | None) -> Litestar:
+    """The application without its guard; without services it can only describe itself."""
+    app = Litestar(
+        route_handlers=[*HANDLERS, _openapi, *_page_routes()],
+        openapi_config=OpenAPIConfig(
+            title="Tidelock",
+            version=__version__,
+            description="One deck of workers: list, start, stop, watch. Errors are RFC 9457 problem documents.",
+            path=_SCHEMA_FOLDER,
+            render_plugins=[JsonRenderPlugin()],
+            components=Components(
+                security_schemes={"token": SecurityScheme(type="http", scheme="bearer", description="STATE/token")}
+            ),
+            security=[{"token": []}],
+            use_handler_docstrings=True,
+        ),
+        exception_handlers={Exception: problems.answer},
+        request_max_body_size=MOST_BODY_BYTES,
+        logging_config=None,
+    )
+    app.state.services = services
+    return app
+
+
+@get("/openapi.json", include_in_schema=False)
+async def _openapi(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
+    return Response(request.app.openapi_schema.to_schema(), media_type="application/json")
+
+
+def _page_routes() -> list[HTTPRouteHandler]:
+    from tidelock.server.dashboard import create_dashboard_routes  # noqa: PLC0415 - the page's own dependencies load last
+
+    return create_dashboard_routes()
+
+
+def _headed(app: AsgiApp) -> AsgiApp:
+    """The same application with the headers that every answer needs, unless the page has set its own."""
+    ours: Final = (
+        (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+        (b"x-content-type-options", b"nosniff"),
+        (b"referrer-policy", b"no-referrer"),
+        (b"x-frame-options", b"DENY"),
+        (b"cross-origin-resource-policy", b"same-origin"),
+    )
+
+    async def headed(scope: Any, receive: Any, send: Any) -> None:
+        async def send_headed(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                present = {key.lower() for key, _ in message.get("headers", ())}
+                added = [(key, value) for key, value in ours if key not in present]
+                if b"cache-control" not in present:
+                    added.append((b"cache-control", b"no-store"))
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
+            await send(message)
+
+        await app(scope, receive, send_headed)
+
+    return headed

@@ -1,0 +1,134 @@
+"""From a configuration to a deck: the plan, carrying it out, and remembering what came from a file.
+
+A worker that a file no longer names is removed only if a file brought it; one that was started by hand stays. Which ones a
+file brought, and the templates, are kept in ``STATE/applied.json``, written before the deck is changed (the union of old and
+new) and again afterwards: a crash between the two leaves names too many in it, never too few, and the next
+``apply`` comes to the same plan.
+"""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from tidelock.crashpoints import crash_point
+from tidelock.deck import AsyncDeck
+from tidelock.errors import RegistryUnavailable, TidelockError
+from tidelock.model import WorkerSpec, worker_name
+from tidelock.server.documents import Applied, ApplyRequest, BulkResult, Change
+from tidelock.server.problems import problem_of
+
+APPLIED_FILE: Final = "applied.json"
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """What the last configuration brought."""
+
+    file: str | None = None
+    workers: tuple[str, ...] = ()
+    templates: dict[str, dict[str, Any]] = {}
+
+
+def remembered(state_dir: Path) -> Memory:
+    """What the last apply left; nothing if there was none."""
+    try:
+        return msgspec.json.decode((state_dir / APPLIED_FILE).read_bytes(), type=Memory)
+    except FileNotFoundError:
+        return Memory()
+    except (OSError, msgspec.DecodeError) as error:
+        raise RegistryUnavailable(f"{state_dir / APPLIED_FILE} cannot be read: {error}") from error
+
+
+def plan_for(
+    current: Mapping[str, WorkerSpec], wanted: Mapping[str, WorkerSpec], from_file: frozenset[str]
+) -> list[Change]:
+    """What must change, by name. ``current`` holds secret values too, so that a new one shows as a change."""
+    plan = []
+    for name in sorted(current.keys() | wanted.keys()):
+        if name not in wanted:
+            if name in from_file:
+                plan.append(Change(name, "remove"))
+        elif name not in current:
+            plan.append(Change(name, "add"))
+        else:
+            fields = differing_fields(current[name], wanted[name])
+            plan.append(Change(name, "change" if fields else "unchanged", fields))
+    return plan
+
+
+def differing_fields(one: WorkerSpec, other: WorkerSpec) -> tuple[str, ...]:
+    """The fields in which two specs differ."""
+    return tuple(field for field in WorkerSpec.__struct_fields__ if getattr(one, field) != getattr(other, field))
+
+
+async def apply(deck: AsyncDeck, request: ApplyRequest) -> Applied:
+    """Plan and, unless it is a dry run, do it; one worker's failure does not keep the others from theirs."""
+    for name in request.workers:
+        worker_name(name)
+    before = await asyncio.to_thread(remembered, deck.state_dir)
+    current = {status.name: await _spec_with_secrets(deck, status.name) for status in await deck.list()}
+    plan = plan_for(current, request.workers, frozenset(before.workers))
+    if request.dry_run:
+        return Applied(plan, [], dry_run=True)
+    names = tuple(sorted({*before.workers, *request.workers}))
+    await asyncio.to_thread(_remember, deck.state_dir, Memory(request.file, names, request.templates))
+    crash_point("apply.remembered")
+    results = await asyncio.gather(*(_carry_out(deck, change, request.workers) for change in plan))
+    crash_point("apply.carried-out")
+    kept = {*request.workers, *(result.name for result in results if not result.ok and result.name in before.workers)}
+    await asyncio.to_thread(_remember, deck.state_dir, Memory(request.file, tuple(sorted(kept)), request.templates))
+    return Applied(plan, list(results), dry_run=False)
+
+
+async def _carry_out(deck: AsyncDeck, change: Change, wanted: Mapping[str, WorkerSpec]) -> BulkResult:
+    try:
+        match change.action:
+            case "add" | "change":
+                status = await deck.start(change.name, wanted[change.name], replace=True)
+                return BulkResult(change.name, ok=True, status=status)
+            case "remove":
+                await deck.stop(change.name)
+                await deck.remove(change.name)
+                return BulkResult(change.name, ok=True)
+            case "unchanged":
+                # The file says it should run, so one that was stopped by hand is started again.
+                return BulkResult(change.name, ok=True, status=await deck.start(change.name))
+    except TidelockError as error:
+        return BulkResult(change.name, ok=False, problem=problem_of(error))
+
+
+async def _spec_with_secrets(deck: AsyncDeck, name: str) -> WorkerSpec:
+    spec = await deck.spec(name)
+    if not spec.secrets:
+        return spec
+    folder = deck.state_dir / "workers" / name / "secrets"
+    values = await asyncio.to_thread(_read_secrets, folder, tuple(spec.secrets))
+    known = {key: msgspec.structs.replace(secret, value=values[key]) for key, secret in spec.secrets.items()}
+    return msgspec.structs.replace(spec, secrets=known)
+
+
+def _read_secrets(folder: Path, names: tuple[str, ...]) -> dict[str, str | None]:
+    values: dict[str, str | None] = {}
+    for name in names:
+        try:
+            values[name] = (folder / name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            values[name] = None
+    return values
+
+
+def _remember(state_dir: Path, memory: Memory) -> None:
+    fresh = state_dir / f".{APPLIED_FILE}.{os.getpid()}"
+    try:
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, msgspec.json.encode(memory))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        fresh.replace(state_dir / APPLIED_FILE)
+    except OSError as error:
+        raise RegistryUnavailable(f"{state_dir / APPLIED_FILE} cannot be written: {error.strerror}") from error

@@ -1,0 +1,375 @@
+"""``tidelock up``: own the deck, apply the configuration, serve the socket and the page, and leave well.
+
+The daemon adds no state of its own to the deck: killed at any instruction, the next one finds everything by opening the
+deck. SIGTERM stops bound workers, leaves adoptable ones running and says which. ``reload`` replaces the program under the same
+pid (execve(2) keeps pid, children and the descriptors that are not close-on-exec), so children stay children and their exit
+codes are not missed; the listening sockets are carried over too, so no connection is refused meanwhile.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import gc
+import ipaddress
+import json
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, NoReturn, TextIO
+
+from tidelock import __version__, child
+from tidelock.config import Config
+from tidelock.deck import AsyncDeck
+from tidelock.errors import DeckError, TidelockError
+from tidelock.model import Event, State, WorkerStatus
+from tidelock.server import applying
+from tidelock.server.app import create_app
+from tidelock.server.auth import Keys, token_of
+from tidelock.server.documents import Applied, ApplyRequest
+from tidelock.server.services import Services
+from tidelock.server.serving import HttpFront
+
+DEFAULT_LISTEN: Final = "127.0.0.1:8787"
+REEXEC_ENV: Final = "TIDELOCK_REEXEC"
+PREFLIGHT_SECONDS: Final = 60.0
+_ALIVE: Final = frozenset({State.STARTING, State.RUNNING, State.UNHEALTHY, State.STOPPING})
+_log: Final = logging.getLogger("tidelock")
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonOptions:
+    """What ``tidelock up`` was asked for."""
+
+    state_dir: Path
+    config: Config | None = None
+    listen: str | None = DEFAULT_LISTEN
+    insecure: bool = False
+    log_format: str = "text"
+    hosts: tuple[str, ...] = ()
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    sample_seconds: float | None = None
+    ready: Callable[[str], None] = field(default=lambda _: None)
+
+
+class ListenRefused(DeckError):
+    """The page may not be served there: the address is reachable by others and nothing encrypts the token."""
+
+
+def run(options: DaemonOptions, out: TextIO) -> int:
+    """Be the daemon until told to leave; returns the exit code."""
+    _configure_logging(options.log_format)
+    address = None if options.listen is None else listen_address(options)
+    return asyncio.run(_Daemon(options, address, out).live())
+
+
+def listen_address(options: DaemonOptions) -> tuple[str, int]:
+    """Where the page is served; refuses an address that others reach when nothing protects the token on its way."""
+    host, port = _split(options.listen or DEFAULT_LISTEN)
+    tls = options.tls_cert is not None
+    if not _is_loopback(host) and not tls and not options.insecure:
+        raise ListenRefused(
+            f"{host} can be reached by others and the token would travel unencrypted; give --tls-cert and --tls-key, "
+            f"listen on 127.0.0.1 behind a proxy that speaks TLS, or insist with --insecure"
+        )
+    return host, port
+
+
+class _Daemon:
+    def __init__(self, options: DaemonOptions, address: tuple[str, int] | None, out: TextIO) -> None:
+        self._options = options
+        self._address = address
+        self._out = out
+        self._carried: dict[str, Any] = json.loads(os.environ.pop(REEXEC_ENV, "{}"))
+        self._leave = asyncio.Event()
+
+    async def live(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._leave.set)
+        deck = AsyncDeck(self._options.state_dir)
+        await deck.open()
+        try:
+            return await self._own(deck)
+        finally:
+            await deck.close()
+
+    async def _own(self, deck: AsyncDeck) -> int:
+        unlog = deck.on_event(_log_event)
+        keys, fresh_token = self._keys(deck.state_dir)
+        services = Services(deck, datetime.now(UTC), keys, self._options.sample_seconds)
+        services.preflight = lambda: asyncio.ensure_future(_preflight(deck.state_dir))
+        front = HttpFront(create_app(services, self._hosts()))
+        services.connections = lambda: front.connections
+        try:
+            await self._listen(front, deck.state_dir)
+            await self._apply(deck)
+            link = await self._say_ready(deck, fresh_token)
+            self._options.ready(link)
+            # What start-up left behind is garbage now; freezing the rest keeps later collections short and pages shared.
+            gc.collect()
+            gc.freeze()
+            if await self._reload_or_leave(services):
+                await self._reexec(deck, services, front)
+            child.notify("STOPPING=1")
+            await self._say_leaving(deck)
+        finally:
+            services.close()
+            await front.close()
+            unlog()
+        return 0
+
+    def _keys(self, state_dir: Path) -> tuple[Keys | None, str | None]:
+        if self._address is None:
+            return None, None
+        token, fresh = token_of(state_dir)
+        return Keys(token), token if fresh else None
+
+    def _hosts(self) -> Iterable[str]:
+        named = () if self._address is None else (self._address[0],)
+        return {*named, *self._options.hosts}
+
+    async def _listen(self, front: HttpFront, state_dir: Path) -> None:
+        await front.listen_unix(state_dir, self._carried.get("unix"))
+        if self._address is not None:
+            tls = _tls(self._options)
+            self._address = await front.listen_tcp(*self._address, tls, self._carried.get("tcp"))
+
+    async def _apply(self, deck: AsyncDeck) -> None:
+        config = self._options.config
+        if config is None:
+            return
+        applied = await applying.apply(deck, ApplyRequest(config.workers, config.templates, config.path))
+        for line in summary(applied):
+            _log.info("%s", line)
+
+    async def _say_ready(self, deck: AsyncDeck, fresh_token: str | None) -> str:
+        statuses = await deck.list()
+        alive = sum(status.state in _ALIVE for status in statuses)
+        child.notify("READY=1", f"MAINPID={os.getpid()}", f"STATUS=supervising {alive} of {len(statuses)} workers")
+        _log.info("supervising %d of %d workers in %s (pid %d)", alive, len(statuses), deck.state_dir, os.getpid())
+        if self._address is None:
+            return ""
+        base = self._base_url()
+        if fresh_token is None:
+            _log.info("the page is at %s (log in with the token in %s)", base, deck.state_dir / "token")
+            return base
+        link = f"{base}login?token={fresh_token}"
+        if _is_journal(self._out):
+            # Whatever is printed there is kept and may be read by others; a token is not for keeping in a log.
+            _log.info("the page is at %s; the token for the login is in %s", base, deck.state_dir / "token")
+        else:
+            print(f"The page, shown once with its token: {link}", file=self._out, flush=True)
+        return link
+
+    def _base_url(self) -> str:
+        assert self._address is not None  # noqa: S101 - asked only when TCP is served
+        host, port = self._address
+        shown = f"[{host}]" if ":" in host else host
+        scheme = "https" if self._options.tls_cert else "http"
+        return f"{scheme}://{shown}:{port}/"
+
+    async def _reload_or_leave(self, services: Services) -> bool:
+        """True when the program is to be replaced, False when it is to end."""
+        waits = {
+            asyncio.ensure_future(self._leave.wait()),
+            reload := asyncio.ensure_future(services.reload_wanted.wait()),
+        }
+        pings = asyncio.ensure_future(_watchdog())
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in (*waits, pings):
+                wait.cancel()
+        return reload in done and not self._leave.is_set()
+
+    async def _reexec(self, deck: AsyncDeck, services: Services, front: HttpFront) -> NoReturn:
+        child.notify("RELOADING=1", f"MONOTONIC_USEC={_monotonic_usec()}")
+        services.close()
+        carried: dict[str, Any] = dict(await front.handover())
+        _log.info("continuing as pid %d with the installed code", os.getpid())
+        logging.shutdown()
+        self._out.flush()
+        environment = {**os.environ, **deck.prepare_reexec(), REEXEC_ENV: json.dumps(carried)}
+        os.execve(sys.executable, sys.orig_argv, environment)  # noqa: S606 - the same command line, by its own path
+
+    async def _say_leaving(self, deck: AsyncDeck) -> None:
+        statuses = [status for status in await deck.list() if status.state in _ALIVE]
+        bound = [status for status in statuses if status.lifetime == "bound"]
+        left = [status for status in statuses if status.lifetime == "adoptable"]
+        if bound:
+            self._say(f"stopping {len(bound)} bound: {_named(bound)}")
+        if left:
+            self._say(f"left running {len(left)} adoptable: {_named(left)}")
+            self._say("they are not supervised now; `tidelock up` takes them over again")
+
+    def _say(self, text: str) -> None:
+        _log.info("%s", text)
+
+
+def summary(applied: Applied) -> list[str]:
+    """A plan in words: one line per change, and a last one that counts."""
+    signs = {"add": "+", "change": "~", "remove": "-"}
+    lines = []
+    for change in applied.plan:
+        if change.action in signs:
+            fields = f" ({', '.join(change.fields)})" if change.fields else ""
+            lines.append(f"{signs[change.action]} {change.name}{fields}")
+    for result in applied.results:
+        if result.problem is not None:
+            lines.append(f"! {result.name}: {result.problem.detail}")
+    counts = {action: sum(change.action == action for change in applied.plan) for action in (*signs, "unchanged")}
+    lines.append(
+        ", ".join(
+            f"{count} to {action}" if action in signs else f"{count} {action}" for action, count in counts.items()
+        )
+    )
+    return lines
+
+
+# --- replacing the program --------------------------------------------------------------------------------------
+
+
+async def _preflight(state_dir: Path) -> str | None:
+    """Try the installed code in a process of its own: import it, read the registry. None if it is fit, else why not."""
+    command = (sys.executable, "-m", "tidelock.cli", "preflight", "--state", str(state_dir))
+    try:
+        async with asyncio.timeout(PREFLIGHT_SECONDS):
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+            output, _ = await process.communicate()
+    except (OSError, TimeoutError) as error:
+        return f"it could not be tried out: {error or 'it took too long'}"
+    if process.returncode == 0:
+        return None
+    lines = output.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else f"it ended with exit code {process.returncode}"
+
+
+# --- where to listen --------------------------------------------------------------------------------------------
+
+
+def _split(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    host = host.strip("[]")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:  # noqa: PLR2004 - ports are 16 bits
+        raise ListenRefused(f"--listen {listen!r}: accepted is HOST:PORT, such as {DEFAULT_LISTEN}")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def _tls(options: DaemonOptions) -> ssl.SSLContext | None:
+    if options.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ListenRefused(f"the TLS certificate or key cannot be used: {error}") from error
+    return context
+
+
+# --- what is said -----------------------------------------------------------------------------------------------
+
+
+def _named(statuses: list[WorkerStatus]) -> str:
+    shown = ", ".join(f"{status.name} (pid {status.pid})" for status in statuses[:20])
+    more = len(statuses) - 20
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _log_event(event: Event) -> None:
+    _log.info(
+        "%s",
+        f"{event.worker or 'deck'}: {event.kind}{_in_words(event.detail)}",
+        extra={"event": {"id": event.id, "worker": event.worker, "kind": event.kind.value, "detail": event.detail}},
+    )
+
+
+def _in_words(detail: Mapping[str, Any]) -> str:
+    words = [f"{key} {value}" for key, value in detail.items() if value not in (None, "", [], {})]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _configure_logging(log_format: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines() if log_format == "json" else _ForPeople(colour=sys.stderr.isatty()))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("tidelock").setLevel(logging.INFO)
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+
+
+class _ForPeople(logging.Formatter):
+    """``20:41:03  alice: started (pid 412)``; under systemd without the time, which the journal has."""
+
+    def __init__(self, *, colour: bool) -> None:
+        stamp = "" if os.environ.get("JOURNAL_STREAM") else "%(asctime)s  "
+        super().__init__(f"{stamp}%(message)s", datefmt="%H:%M:%S")
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if record.levelno >= logging.WARNING:
+            text = f"{record.levelname.lower()}: {text}"
+        if self._colour and record.levelno >= logging.WARNING:
+            return f"\x1b[31m{text}\x1b[0m"
+        return text
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        if (event := getattr(record, "event", None)) is not None:
+            line["event"] = event
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _is_journal(out: TextIO) -> bool:
+    """Whether this stream is systemd's journal: it tells device and inode of the socket it gave us."""
+    told = os.environ.get("JOURNAL_STREAM", "")
+    try:
+        facts = os.fstat(out.fileno())
+    except (OSError, ValueError):
+        return False
+    return told == f"{facts.st_dev}:{facts.st_ino}"
+
+
+def _monotonic_usec() -> int:
+    import time  # noqa: PLC0415 - one use, at a reload
+
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+
+
+async def _watchdog() -> None:
+    """Tell our own supervisor that the loop turns, if it asked for that (WATCHDOG_USEC); else do nothing."""
+    if child.watchdog_seconds() is not None:
+        await child.watchdog_pings()

@@ -1,0 +1,212 @@
+"""The shapes that only the HTTP API has: pages of workers, details, plans, bodies of requests.
+
+Everything else it sends are the values of :mod:`tidelock.model` themselves, so the OpenAPI document describes one
+set of types.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from tidelock.model import (
+    Health,
+    Lifetime,
+    Limits,
+    Log,
+    Restart,
+    State,
+    Stop,
+    WorkerSpec,
+    WorkerStatus,
+)
+from tidelock.server.problems import Problem
+
+NAME_RULE = Meta(
+    description="1-128 characters of A-Z a-z 0-9 . _ - @ : +, but not '.' or '..'",
+    examples=["alice"],
+)
+
+
+class WorkerPage(msgspec.Struct, frozen=True):
+    """Some of the workers; ``next`` is the cursor of the following page."""
+
+    supervised: bool
+    owner_pid: int | None
+    total: int
+    counts: dict[State, int]
+    workers: list[WorkerStatus]
+    next: str | None = None
+
+
+class NewWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker to start: by a whole ``spec``, or by a ``template`` and what is special about this one."""
+
+    name: Annotated[str, NAME_RULE]
+    spec: WorkerSpec | UnsetType = UNSET
+    template: str | UnsetType = UNSET
+    command: tuple[str, ...] | UnsetType = UNSET
+    env: dict[str, str] | UnsetType = UNSET
+    secrets: dict[str, str] | UnsetType = UNSET
+    labels: dict[str, str] | UnsetType = UNSET
+    lifetime: Lifetime | UnsetType = UNSET
+
+
+class SpecView(msgspec.Struct, frozen=True):
+    """A spec as it may be shown: names of environment variables and secrets, never their values."""
+
+    command: tuple[str, ...]
+    cwd: str | None
+    lifetime: Lifetime
+    restart: Restart
+    stop: Stop
+    health: Health | None
+    limits: Limits
+    log: Log
+    port: bool
+    user: str | None
+    group: str | None
+    labels: dict[str, str]
+    env_keys: list[str]
+    secret_names: list[str]
+
+
+class LayerView(msgspec.Struct, frozen=True):
+    """One of the four layers that keep a worker from being lost or doubled."""
+
+    layer: str
+    holds: bool
+    strength: str
+    why: str
+
+
+class ProcessView(msgspec.Struct, frozen=True):
+    """One process of a worker's tree."""
+
+    pid: int
+    ppid: int
+    name: str
+    command: str
+    state: str
+    rss_bytes: int | None
+
+
+class WorkerDetail(msgspec.Struct, frozen=True):
+    """Everything about one worker."""
+
+    status: WorkerStatus
+    spec: SpecView
+    layers: list[LayerView]
+    tree: list[ProcessView]
+    crash_times: list[datetime]
+
+
+class Bulk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One verb for many workers."""
+
+    verb: Literal["start", "stop", "restart", "reset", "remove"]
+    names: list[str] | Literal["all"]
+
+
+class BulkResult(msgspec.Struct, frozen=True):
+    """What became of one worker."""
+
+    name: str
+    ok: bool
+    status: WorkerStatus | None = None
+    problem: Problem | None = None
+
+
+class BulkResults(msgspec.Struct, frozen=True):
+    """What became of each worker, in the order they were named."""
+
+    results: list[BulkResult]
+
+
+class LogLines(msgspec.Struct, frozen=True):
+    """Lines of a worker's log, oldest first, safe to print."""
+
+    lines: list[str]
+
+
+class DeckView(msgspec.Struct, frozen=True):
+    """The deck as a whole."""
+
+    supervised: bool
+    owner_pid: int
+    deck_id: str
+    version: str
+    state_dir: str
+    started_at: datetime
+    counts: dict[State, int]
+    last_event_id: int
+    now: datetime
+
+
+class TemplateView(msgspec.Struct, frozen=True):
+    """A template, as written in tidelock.toml."""
+
+    name: str
+    spec: dict[str, Any]
+
+
+class Series(msgspec.Struct, frozen=True):
+    """Samples of one worker: seconds since the epoch, percent of one core, bytes."""
+
+    at: list[float]
+    cpu: list[float | None]
+    rss: list[int | None]
+
+
+class AdoptRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A process that somebody else started, to be taken over."""
+
+    pid: Annotated[int, Meta(ge=2)]
+    env: dict[str, str] = {}
+    lifetime: Lifetime = "adoptable"
+
+
+class ApplyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole configuration: what there should be, and whether to do it or only to say what would be done."""
+
+    workers: dict[str, WorkerSpec]
+    templates: dict[str, dict[str, Any]] = {}
+    file: str | None = None
+    dry_run: bool = False
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One line of a plan."""
+
+    name: str
+    action: Literal["add", "change", "remove", "unchanged"]
+    fields: tuple[str, ...] = ()
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """The plan, and what became of each change if it was carried out."""
+
+    plan: list[Change]
+    results: list[BulkResult]
+    dry_run: bool
+
+
+class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The deck's token."""
+
+    token: Annotated[str, Meta(max_length=512)]
+
+
+class HealthAnswer(msgspec.Struct, frozen=True):
+    """Two facts: the daemon is up, and the workers are supervised."""
+
+    up: bool
+    supervised: bool
+
+
+class ReloadAnswer(msgspec.Struct, frozen=True):
+    """The daemon goes on under this pid with the new code."""
+
+    owner_pid: int
+    version: str

@@ -1,0 +1,123 @@
+"""The last hour of cpu and memory, kept only for what somebody watches.
+
+Reading /proc for thousands of workers is work, so nothing is sampled until a page asks, and sampling ends a little after
+the last page stopped asking; ``--sample-seconds`` asks for all workers, always. One timer serves every watcher.
+"""
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from tidelock.deck import AsyncDeck
+from tidelock.server.documents import Series
+
+KEPT_SECONDS: Final = 3600.0
+WATCH_SECONDS: Final = 15.0
+EVERY_SECONDS: Final = 2.0
+_NONE: Final = float("nan")
+
+
+class _Ring:
+    """One worker's samples in three flat arrays; a point costs 24 bytes."""
+
+    __slots__ = ("at", "cpu", "rss")
+
+    def __init__(self) -> None:
+        self.at = array("d")
+        self.cpu = array("d")
+        self.rss = array("d")
+
+    def add(self, at: float, cpu: float | None, rss: int | None) -> None:
+        self.at.append(at)
+        self.cpu.append(_NONE if cpu is None else cpu)
+        self.rss.append(_NONE if rss is None else rss)
+        if len(self.at) > 64 and self.at[len(self.at) // 4] < at - KEPT_SECONDS:  # noqa: PLR2004 - trim a quarter at a time, not each point
+            cut = len(self.at) // 4
+            del self.at[:cut], self.cpu[:cut], self.rss[:cut]
+
+    def series(self, since: float, points: int | None) -> Series:
+        first = next((index for index, at in enumerate(self.at) if at > since), len(self.at))
+        chosen = range(first, len(self.at))
+        if points is not None and len(chosen) > points:
+            step = len(chosen) / points
+            chosen_list = [chosen[int((number + 1) * step) - 1] for number in range(points)]
+        else:
+            chosen_list = list(chosen)
+        return Series(
+            at=[self.at[index] for index in chosen_list],
+            cpu=[_or_none(self.cpu[index]) for index in chosen_list],
+            rss=[None if (value := _or_none(self.rss[index])) is None else int(value) for index in chosen_list],
+        )
+
+
+class Sampler:
+    """Takes a sample of every watched worker at each tick, while there is one to watch."""
+
+    def __init__(self, deck: AsyncDeck, always_seconds: float | None = None) -> None:
+        self._deck = deck
+        self._always_seconds = always_seconds
+        self._rings: dict[str, _Ring] = {}
+        self._watched_until: dict[str, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._sampling: asyncio.Task[None] | None = None
+        self._clock: Callable[[], float] = time.monotonic
+        if always_seconds is not None:
+            self._arm(0.0)
+
+    def close(self) -> None:
+        """Stop sampling."""
+        self._always_seconds = None
+        self._watched_until.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._sampling is not None:
+            self._sampling.cancel()
+
+    def watch(self, names: Iterable[str], since: float, points: int | None) -> dict[str, Series]:
+        """What is known of these workers; asking keeps them sampled for a while."""
+        until = self._clock() + WATCH_SECONDS
+        answer = {}
+        for name in names:
+            self._watched_until[name] = until
+            answer[name] = self._rings.setdefault(name, _Ring()).series(since, points)
+        if self._timer is None and self._sampling is None:
+            self._arm(0.0)
+        return answer
+
+    def _arm(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = self._clock()
+        self._watched_until = {name: until for name, until in self._watched_until.items() if until > now}
+        if not self._watched_until and self._always_seconds is None:
+            return
+        self._sampling = asyncio.ensure_future(self._sample())
+        self._sampling.add_done_callback(self._sampled)
+
+    async def _sample(self) -> None:
+        at = time.time()  # noqa: TID251 - the page draws these against its own wall clock
+        statuses = await self._deck.list()
+        known = {status.name for status in statuses}
+        for status in statuses:
+            if self._always_seconds is not None or status.name in self._watched_until:
+                self._rings.setdefault(status.name, _Ring()).add(at, status.cpu_percent, status.rss_bytes)
+        for gone in self._rings.keys() - known:
+            del self._rings[gone]
+
+    def _sampled(self, task: asyncio.Task[None]) -> None:
+        self._sampling = None
+        if task.cancelled() or task.exception() is not None:
+            return
+        watched = EVERY_SECONDS if self._watched_until else None
+        waits = [wait for wait in (watched, self._always_seconds) if wait is not None]
+        if waits:
+            self._arm(min(waits))
+
+
+def _or_none(value: float) -> float | None:
+    return None if value != value else value  # noqa: PLR0124 - NaN is the one value that differs from itself

@@ -1,0 +1,168 @@
+"""Server-sent events: the deck's events and a worker's log as they happen.
+
+Events are durable and numbered, so a stream needs no queue: every reader has a number, and reads on from there, out of
+a ring of the newest events in memory or, if it fell behind, out of the registry. A reader that is slow costs its number
+and one write buffer; a reader that came back says ``Last-Event-ID`` and misses nothing.
+
+A ``ping`` is sent at once and every ten seconds, so that a page notices a dead connection. See the HTML standard,
+"Server-sent events".
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from tidelock.deck import AsyncDeck
+from tidelock.errors import ResourceExhausted
+from tidelock.kernel.logreader import Follower
+from tidelock.model import Event, EventKind
+
+PING_SECONDS: Final = 10.0
+RING: Final = 2048
+BATCH: Final = 500
+# One inotify instance each, of which a user often has 128 in all (fs.inotify.max_user_instances).
+MOST_LOG_STREAMS: Final = 64
+_PING: Final = b"event: ping\ndata: {}\n\n"
+
+
+class _Kept(NamedTuple):
+    id: int
+    worker: str | None
+    kind: EventKind
+    wire: bytes
+
+
+class EventFan:
+    """One subscription to the deck that any number of streams read from."""
+
+    def __init__(self, deck: AsyncDeck) -> None:
+        self._deck = deck
+        self._ring: deque[_Kept] = deque(maxlen=RING)
+        self._news: asyncio.Future[None] | None = None
+        self._closed = False
+        self._unsubscribe: Callable[[], None] = deck.on_event(self._take)
+
+    def close(self) -> None:
+        """End every stream."""
+        self._closed = True
+        self._unsubscribe()
+        self._wake()
+
+    async def stream(
+        self, after: int | None, worker: str | None, kinds: frozenset[EventKind] | None
+    ) -> AsyncIterator[bytes]:
+        """Events after that id (None: from now on), encoded, forever."""
+        yield _PING
+        cursor = await self._deck.last_event_id() if after is None else after
+        while not self._closed:
+            batch = await self._after(cursor)
+            if batch:
+                cursor = batch[-1].id
+                wanted = b"".join(kept.wire for kept in batch if _matches(kept, worker, kinds))
+                if wanted:
+                    yield wanted
+                continue
+            if not await self._more(PING_SECONDS):
+                yield _PING
+
+    def _take(self, event: Event) -> None:
+        if self._ring and event.id != self._ring[-1].id + 1:
+            self._ring.clear()
+        self._ring.append(_kept(event))
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+        self._news = None
+
+    async def _more(self, seconds: float) -> bool:
+        if self._closed:
+            return True
+        if self._news is None:
+            self._news = asyncio.get_running_loop().create_future()
+        done, _ = await asyncio.wait((self._news,), timeout=seconds)
+        return bool(done)
+
+    async def _after(self, cursor: int) -> list[_Kept]:
+        ring = self._ring
+        if ring and cursor >= ring[-1].id:
+            return []
+        if ring and cursor >= ring[0].id - 1:
+            first = cursor + 1 - ring[0].id
+            return [ring[index] for index in range(first, min(len(ring), first + BATCH))]
+        return [_kept(event) for event in await self._deck.events(after=cursor, limit=BATCH)]
+
+
+class LogStreams:
+    """Followers of logs, each with its own place in the file and never more than there is inotify for."""
+
+    def __init__(self) -> None:
+        self._open = 0
+        self._closing: asyncio.Event = asyncio.Event()
+
+    def close(self) -> None:
+        """End every stream."""
+        self._closing.set()
+
+    def claim(self) -> None:
+        """Refuse here, before an answer has begun, when there are too many."""
+        if self._open >= MOST_LOG_STREAMS:
+            raise ResourceExhausted(f"{MOST_LOG_STREAMS} logs are being followed over HTTP; close one first")
+
+    async def stream(self, name: str, log_dir: Path, lines: int, grep: str | None) -> AsyncIterator[bytes]:
+        """The last lines and then every new one, in bundles."""
+        self._open += 1
+        try:
+            with Follower(grep=grep, colour=True) as follower, _readable(follower) as readable:
+                follower.add(name, log_dir, lines=lines)
+                yield _PING
+                while not self._closing.is_set():
+                    ready = follower.ready(limit=BATCH)
+                    if ready:
+                        yield _lines([line.text for line in ready])
+                        continue
+                    if not await self._either(readable):
+                        yield _PING
+                    readable.clear()
+        finally:
+            self._open -= 1
+
+    async def _either(self, readable: asyncio.Event) -> bool:
+        async with contextlib.AsyncExitStack() as stack:
+            waits = {asyncio.ensure_future(readable.wait()), asyncio.ensure_future(self._closing.wait())}
+            for wait in waits:
+                stack.callback(wait.cancel)
+            done, _ = await asyncio.wait(waits, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
+
+
+@contextlib.contextmanager
+def _readable(follower: Follower) -> Iterator[asyncio.Event]:
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+    loop.add_reader(follower.fileno(), event.set)
+    try:
+        yield event
+    finally:
+        loop.remove_reader(follower.fileno())
+
+
+def _matches(kept: _Kept, worker: str | None, kinds: frozenset[EventKind] | None) -> bool:
+    return (worker is None or kept.worker == worker) and (kinds is None or kept.kind in kinds)
+
+
+def _kept(event: Event) -> _Kept:
+    wire = b"id: %d\ndata: %b\n\n" % (event.id, msgspec.json.encode(event))
+    return _Kept(event.id, event.worker, event.kind, wire)
+
+
+def _lines(texts: list[str]) -> bytes:
+    if len(texts) == 1:
+        return b"event: line\ndata: %b\n\n" % msgspec.json.encode({"text": texts[0]})
+    return b"event: lines\ndata: %b\n\n" % msgspec.json.encode({"texts": texts})
