@@ -59,9 +59,9 @@ async def consume(
 ) -> None:
     """Run ``handler(item)`` for everything the source delivers, until stopped or the source is exhausted.
 
-    Give ``inbox`` (durable, concurrent) or ``cursor`` (a number in a text file, one at a time, in order). A handler that
-    raises is tried again with backoff and set aside after ``max_attempts``; so is an item that takes the process with it.
-    ``key(value)`` names what must stay in order (a chat); None lets everything run side by side.
+    Give ``inbox`` (durable, concurrent) or ``cursor`` (a number in a text file, one at a time, in order). A handler
+    that raises is tried again with backoff and set aside after ``max_attempts``; so is an item that takes the process
+    with it. ``key(value)`` names what must stay in order (a chat); None lets everything run side by side.
 
     It ends when cancelled, when ``stop`` is set, on SIGTERM (in the main thread, unless the program has its own handler
     or ``signals=False``) and when the source says that nothing will come again and all of it is done.

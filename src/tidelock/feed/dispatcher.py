@@ -114,7 +114,7 @@ class Item:
 
     async def set_aside(self, reason: BaseException | str) -> None:
         """Trying again is pointless (it cannot be parsed): a dead letter now."""
-        await self._settle(_Outcome.DEAD, _text(reason))
+        await self._dispatcher.failed(self, reason, for_good=True)
 
     async def hand_back(self) -> None:
         """Nobody will finish it in this run; the attempt is not counted."""
@@ -147,6 +147,18 @@ class Item:
         if not self._acked:
             self._acked = True
             self._dispatcher.stream.left(waiting=0, done=1)
+
+    def release(self) -> None:
+        """Let the next of its key start and give its slot free, while the work on this one goes on in the background.
+
+        The outcome is still due, and counts as before; only the order is given up.
+        """
+        self._dispatcher.step_aside(self)
+
+    def settle_as_done(self) -> None:
+        """As :meth:`done`, for those who do not wait for the commit; until then it would come again."""
+        if self._settled is None:
+            self._settled = self._dispatcher.settle(self, _Outcome.DONE, None, 0.0)
 
     def settle_as_handed_back(self) -> None:
         """As :meth:`hand_back`, for those who cannot wait for the commit."""
@@ -205,6 +217,7 @@ class Dispatcher:
         self._on_event = on_event
         self._lanes = Lanes()
         self._in_flight: set[Item] = set()
+        self._background: set[Item] = set()
         self._settlements: list[_Settlement] = []
         self._wants: list[_Want] = []
         self._wake = asyncio.Event()
@@ -266,7 +279,7 @@ class Dispatcher:
 
     async def drained(self) -> None:
         """Wait until nothing waits and nothing is in flight."""
-        while self.stream.waiting or self._in_flight:
+        while self.stream.waiting or self._in_flight or self._background:
             self._idle.clear()
             await self._idle.wait()
 
@@ -279,12 +292,12 @@ class Dispatcher:
         self._wants.clear()
         try:
             async with asyncio.timeout(grace_seconds):
-                while self._in_flight:
+                while self._in_flight or self._background:
                     self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
             pass
-        left = [item for item in self._in_flight if not item.settled]
+        left = [item for item in self._in_flight | self._background if not item.settled]
         for item in left:
             item.settle_as_handed_back()
         committer, self._committer = self._committer, None
@@ -297,24 +310,32 @@ class Dispatcher:
 
     # --- outcomes ---
 
-    async def failed(self, item: Item, error: BaseException | str) -> None:
+    async def failed(self, item: Item, error: BaseException | str, *, for_good: bool = False) -> None:
         """Decide what a failure means for this item."""
         text = _text(error)
         if item.acked and not self.finishes_early:
             self.tell("raised-after-commit", id=item.id, key=item.key, error=text)
             await item.done()
-        elif self.finishes_early or item.attempt >= self.max_attempts:
+        elif for_good or self.finishes_early or item.attempt >= self.max_attempts:
             await item._settle(_Outcome.DEAD, text)  # noqa: SLF001 - an item and its dispatcher are one thing
         else:
             delay = self._retry.delay(item.attempt, random.random())  # noqa: S311 - jitter, not a secret
             await item._settle(_Outcome.RETRY, text, delay)  # noqa: SLF001 - as above
+
+    def step_aside(self, item: Item) -> None:
+        """See :meth:`Item.release`."""
+        if item in self._in_flight and not item.settled:
+            self._in_flight.discard(item)
+            self._background.add(item)
+            item.lane = self._lanes.step_aside(item.seq, item.lane)
+            self._wake.set()
 
     def settle(self, item: Item, outcome: _Outcome, error: str | None, due_in: float) -> "asyncio.Future[None]":
         """Put an outcome into the next group commit."""
         committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Retrieved here, so that an outcome nobody waits for does not warn when the feed is closed over it.
         committed.add_done_callback(lambda future: future.cancelled() or future.exception())
-        if item not in self._in_flight:
+        if item not in self._in_flight and item not in self._background:
             committed.set_exception(FeedClosed(f"{item!r}: the feed was closed; it comes again"))
             return committed
         self._settlements.append(_Settlement(item, outcome, error, due_in, committed))
@@ -367,7 +388,7 @@ class Dispatcher:
         if version == self._version:
             return
         self._version = version
-        known = self._lanes.seqs() | {item.seq for item in self._in_flight}
+        known = self._lanes.seqs() | {item.seq for item in self._in_flight | self._background}
         known |= {seq for seq, _ in self.stream.pending_arrivals()}
         for seq, key, *_ in store.each("items_waiting", self.stream.number):
             if seq not in known:
@@ -384,7 +405,8 @@ class Dispatcher:
                 self._write_outcomes(connection, settlements)
                 crash_point("feed.commit.outcomes_written")
                 wanted = sum(want.most for want in self._wants)
-                picked = self._lanes.pick(min(wanted, self._free_slots() + len(settlements)), self._now())
+                leaving = sum(settlement.item in self._in_flight for settlement in settlements)
+                picked = self._lanes.pick(min(wanted, self._free_slots() + leaving), self._now())
                 items = self._write_attempts(connection, picked)
                 crash_point("feed.commit.attempts_written")
         except BaseException:
@@ -396,35 +418,31 @@ class Dispatcher:
         for settlement in settlements:
             self._leave(settlement)
         self._hand_out(items, picked)
-        if not self._in_flight:
+        if not self._in_flight and not self._background:
             self._idle.set()
 
     def _write_outcomes(self, connection: Any, settlements: Sequence[_Settlement]) -> None:
-        clock = self.stream.inbox.store.clock
-        done: list[tuple[int]] = []
-        finished = 0
-        for settlement in settlements:
-            item = settlement.item
-            match settlement.outcome:
-                case _Outcome.DONE:
-                    if not item.acked:
-                        done.append((item.seq,))
-                case _Outcome.HANDED_BACK:
-                    connection.execute(SQL["item_hand_back"], (item.seq,))
-                case _Outcome.RETRY:
-                    connection.execute(SQL["item_retry"], (clock() + settlement.due_in, settlement.error, item.seq))
-                case _Outcome.DEAD:
-                    if not item.acked:
-                        connection.execute(SQL["item_dead"], (settlement.error, clock(), item.seq))
-                    elif self.finishes_early:
-                        row = (item.seq, self.stream.number, item.id, item.key, item.payload, item.stored_at)
-                        connection.execute(SQL["item_add_dead"], (*row, item.attempt, settlement.error, clock()))
-                        finished -= 1
+        done = [(one.item.seq,) for one in settlements if one.outcome is _Outcome.DONE and not one.item.acked]
         if done:
             connection.executemany(SQL["item_done"], done)
-            finished += len(done)
-        if finished:
-            connection.execute(SQL["stream_done"], (finished, self.stream.number))
+            connection.execute(SQL["stream_done"], (len(done), self.stream.number))
+        for settlement in settlements:
+            if settlement.outcome is not _Outcome.DONE:
+                self._write_unfinished(connection, settlement)
+
+    def _write_unfinished(self, connection: Any, settlement: _Settlement) -> None:
+        item, now = settlement.item, self.stream.inbox.store.clock()
+        match settlement.outcome:
+            case _Outcome.RETRY:
+                connection.execute(SQL["item_retry"], (now + settlement.due_in, settlement.error, item.seq))
+            case _Outcome.HANDED_BACK:
+                connection.execute(SQL["item_hand_back"], (item.seq,))
+            case _Outcome.DEAD if self.finishes_early:
+                row = (item.seq, self.stream.number, item.id, item.key, item.payload, item.stored_at)
+                connection.execute(SQL["item_add_dead"], (*row, item.attempt, settlement.error, now))
+                connection.execute(SQL["stream_done"], (-1, self.stream.number))
+            case _Outcome.DEAD:
+                connection.execute(SQL["item_dead"], (settlement.error, now, item.seq))
 
     def _write_attempts(self, connection: Any, picked: Sequence[tuple[int, LaneKey]]) -> list[Item]:
         items: list[Item] = []
@@ -440,6 +458,7 @@ class Dispatcher:
     def _leave(self, settlement: _Settlement) -> None:
         item = settlement.item
         self._in_flight.discard(item)
+        self._background.discard(item)
         match settlement.outcome:
             case _Outcome.DONE:
                 self._lanes.release(item.lane)

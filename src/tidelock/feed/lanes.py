@@ -92,6 +92,15 @@ class Lanes:
         if lane in self._queued:
             self._turns.append(lane)
 
+    def step_aside(self, seq: int, lane: LaneKey) -> LaneKey:
+        """The item in flight goes on in a lane of its own, which is the answer; its old lane is served again."""
+        alone = self._alone == lane
+        self.release(lane)
+        self._busy.add(seq)
+        if alone:
+            self._alone = seq
+        return seq
+
     def put_back(self, seq: int, lane: LaneKey, due: float | None = None) -> None:
         """The item in flight is not finished: it is first in its lane again, not before ``due``."""
         self._free(lane)

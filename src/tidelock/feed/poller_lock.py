@@ -32,7 +32,7 @@ class Suspect(msgspec.Struct, frozen=True):
 class PollerLock:
     """Be the only poller of this token among this user's processes.
 
-    ``with PollerLock(token): …`` or ``acquire`` … ``release``; :class:`tidelock.errors.PollerConflict` names the holder.
+    ``with PollerLock(token): …`` or ``acquire`` … ``release``. The error (PollerConflict) names the holder.
     """
 
     def __init__(self, token: str) -> None:

@@ -166,8 +166,7 @@ class Store:
                 try:
                     with _translated(self.path):
                         yield self._connection
-                        if not self._connection.in_transaction:
-                            raise FeedError("the handler ended its transaction itself (COMMIT or ROLLBACK)")
+                        self._still_open()
                         self._connection.execute("COMMIT")
                 except BaseException:
                     # SQLite rolls back by itself on some errors (a full disk), and says so here.
@@ -176,6 +175,10 @@ class Store:
                     raise
             finally:
                 self._writer = None
+
+    def _still_open(self) -> None:
+        if not self._connection.in_transaction:
+            raise FeedError("the handler ended its transaction itself (COMMIT or ROLLBACK)")
 
     async def give_back_pages(self) -> None:
         """Return some free pages to the file system, a little at a time, when there are many."""
