@@ -171,7 +171,7 @@ def _check(state: Path, report: Report) -> None:
     """One more open must reach what should be."""
     with Deck(state) as deck:
         deadline = time.monotonic() + SETTLE_SECONDS
-        while moving := [s.name for s in deck.list() if s.state not in {"running", "stopped"}]:
+        while moving := {s.name: str(s.state) for s in deck.list() if s.state not in {"running", "stopped"}}:
             if time.monotonic() > deadline:
                 report.wrong.append(f"not settled after {SETTLE_SECONDS} s: {moving}")
                 break
