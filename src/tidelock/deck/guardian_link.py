@@ -60,6 +60,8 @@ class GuardianLink:
         """When the owner dies, end this tree. Say it again when more is known of it."""
         if not self._enabled:
             return
+        if self._state_dir is None and tree.lock_path is not None:
+            self._state_dir = tree.lock_path.parents[2]  # STATE/workers/NAME/lock
         word = self._bound[tree.name] = Bind(tree, signal_number, grace_seconds)
         if self._channel is None:
             self.ensure()
@@ -91,23 +93,22 @@ class GuardianLink:
         for word in self._bound.values():
             self._say(word)
 
-    def hand_over(self) -> tuple[int, int] | None:
+    def hand_over(self) -> dict[str, int] | None:
         """For an exec in place: the channel and the guardian's pid. The next image calls :meth:`inherit` with them."""
         if self._channel is None or self.pid is None:
             return None
         os.set_inheritable(self._channel.write_fd, True)  # noqa: FBT003 - the os module's order
-        return self._channel.write_fd, self.pid
+        return {"channel_fd": self._channel.write_fd, "pid": self.pid}
 
-    def inherit(self, handed_over: tuple[int, int]) -> None:
+    def inherit(self, handed_over: dict[str, int]) -> None:
         """Go on with the guardian that the image before us started; it is still our child."""
-        fd, pid = handed_over
-        self._take_channel(fd)
+        self._take_channel(handed_over["channel_fd"])
         try:
-            pidfd = ids.open_pidfd(pid)
+            pidfd = ids.open_pidfd(handed_over["pid"])
         except KernelError:  # it ended during the exec
             self._close_channel()
             return
-        self._keep(pidfd, pid)
+        self._keep(pidfd, handed_over["pid"])
 
     async def close(self) -> None:
         """Let the guardian go. It ends whoever is still bound first, which after a clean close is nobody."""
