@@ -186,8 +186,9 @@ class Store:
             with _translated(self.path):
                 (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
                 if free > FREE_PAGES_WORTH_IT:
-                    # The pragma works while its rows are fetched.
-                    self._connection.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+                    # The pragma frees one page per step, and execute() steps a statement without columns only
+                    # once; executescript() steps to the end. No transaction is open that it could commit.
+                    self._connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
 
     def changed_by_others(self) -> int:
         """A number that differs from the last one if somebody beside the dispatchers may have revived an item."""
