@@ -7,8 +7,9 @@ It copies the front of the file into an archive, up to a block boundary, and the
 * ``FALLOC_FL_COLLAPSE_RANGE`` (ext4, xfs) removes the blocks and moves the rest down. An append goes to
   whatever the end of the file is, decided under the inode's lock, so the writer notices nothing.
 * Elsewhere (tmpfs, btrfs) the front is punched out: the space is free, the file keeps its length, readers skip.
-* Where neither exists the file is emptied after a last look. What is written in the microseconds between that look
-  and the truncation is lost; the caller is told which method was used so that it can say so.
+* Where neither exists the file is emptied after a last look, which puts latecomers into the same archive. What is
+  written in the microseconds between that look and the truncation is lost; the caller is told which method was used
+  so that it can say so.
 
 The promise: archives in order, followed by what is in ``current`` from ``head`` on, are byte for byte what was written.
 It holds after SIGKILL at any instruction; :mod:`tidelock.kernel.logledger` says why. Every step that a crash may
@@ -209,7 +210,7 @@ def _forget(path: Path) -> None:
 class _Rotator:
     """One log directory, locked, with what a rotation needs at hand."""
 
-    __slots__ = ("_device", "block", "current", "dir_fd", "ledger", "ledger_fd", "log_dir")
+    __slots__ = ("_method", "block", "current", "dir_fd", "ledger", "ledger_fd", "log_dir")
 
     def __init__(self, log_dir: Path, dir_fd: int, current: int) -> None:
         self.log_dir = log_dir
@@ -219,7 +220,7 @@ class _Rotator:
         self.ledger_fd = -1
         # Collapse and punch count in whole blocks; a page where the filesystem claims less.
         self.block = max(os.fstatvfs(current).f_bsize, 4096)
-        self._device = os.fstat(current).st_dev
+        self._method: Method | None = None
 
     @classmethod
     @contextlib.contextmanager
@@ -259,9 +260,12 @@ class _Rotator:
             self._settle_names()
         self._notice_emptied()
         ledger = self.ledger
-        if ledger.head == ledger.base or self.method is Method.TRUNCATE:
+        if ledger.head == ledger.base:
             return
-        if self.method is Method.COLLAPSE or not ledger.punched:
+        if self.method is Method.TRUNCATE:
+            if self._exists(ledger.newest):
+                self._drop()
+        elif self.method is Method.COLLAPSE or not ledger.punched:
             self._punch(ledger.base, ledger.head)
             self._drop()
 
@@ -312,11 +316,14 @@ class _Rotator:
 
     @property
     def method(self) -> Method:
-        """How this filesystem lets go of the front of a file; tried once per filesystem, on a file of our own."""
-        known = _methods.get(self._device)
-        if known is None:
-            known = _methods[self._device] = self._probe()
-        return known
+        """How this filesystem lets go of the front of a file: tried on a file of our own.
+
+        Tried at each rotation, not remembered by device number: the kernel gives the number of an unmounted
+        filesystem to the next one, which may be of another kind.
+        """
+        if self._method is None:
+            self._method = self._probe()
+        return self._method
 
     def _waiting(self) -> int:
         size = os.fstat(self.current).st_size
@@ -410,7 +417,7 @@ class _Rotator:
                 if err.errno not in _UNSUPPORTED:
                     raise
                 # Refused here although it worked on the probe (reflinked, encrypted, swapped): keep the hole instead.
-                _methods[self._device] = Method.PUNCH
+                self._method = Method.PUNCH
                 self._punch(ledger.base, ledger.head)
                 self._write(ledger.changed(dropping=0, stamp="", how="", punched=True))
                 return
@@ -429,10 +436,8 @@ class _Rotator:
     def _resume_drop(self) -> None:
         if not logledger.is_stamped(self.current, self.ledger):
             self._front_removed()
-        elif self.ledger.how == Method.TRUNCATE:
-            # Emptying it now would lose what was written since the crash. The archive shrinks back to what the
-            # ledger says, the rest stays in the file, and the next rotation takes it.
-            self._cut_newest()
+        elif self.ledger.how == Method.TRUNCATE and not self._exists(self.ledger.newest):
+            # No archive to put into what was written since the crash: it stays in the file until the next rotation.
             self._write(self.ledger.changed(dropping=0, stamp="", how=""))
         else:
             self._remove_front()
@@ -440,7 +445,7 @@ class _Rotator:
     def _catch_up(self) -> None:
         """Copy what came in since, until there is nothing new: the truncation that follows loses the fewest bytes."""
         newest = self.ledger.newest
-        if not newest or not self._exists(newest):
+        if not self._exists(newest):
             return
         to = os.open(newest, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.dir_fd)
         try:
@@ -457,18 +462,9 @@ class _Rotator:
 
     def _end_of_newest(self, default: int) -> int:
         newest = self.ledger.newest
-        if not newest or not self._exists(newest):
+        if not self._exists(newest):
             return default
         return logledger.start_of(newest) + os.stat(newest, dir_fd=self.dir_fd).st_size
-
-    def _cut_newest(self) -> None:
-        newest = self.ledger.newest
-        if newest and self._exists(newest):
-            fd = os.open(newest, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.dir_fd)
-            try:
-                os.ftruncate(fd, self.ledger.head - logledger.start_of(newest))
-            finally:
-                os.close(fd)
 
     def _settle_names(self) -> None:
         entries = set(os.listdir(self.dir_fd))  # noqa: PTH208 - a Path cannot be relative to a descriptor
@@ -546,6 +542,8 @@ class _Rotator:
         self.ledger = ledger
 
     def _exists(self, name: str) -> bool:
+        if not name:
+            return False
         try:
             os.stat(name, dir_fd=self.dir_fd)
         except FileNotFoundError:
@@ -560,9 +558,6 @@ class _Rotator:
     def _unlink(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.dir_fd)
-
-
-_methods: Final[dict[int, Method]] = {}
 
 
 def first_noted(log_dir: Path) -> float | None:

@@ -318,25 +318,25 @@ class LogView:
 
     def start(self) -> int:
         """The oldest position that is kept."""
-        ledger = logledger.load(self._log_dir)
+        ledger = self._ledger()
         listed = self._list(ledger, again=True)
         return listed[0].start if listed else self.start_of_current()
 
     def start_of_current(self) -> int:
         """The first position that is in no archive."""
-        return logledger.load(self._log_dir).head
+        return self._ledger().head
 
     def end(self) -> int:
         """The position after the last byte."""
         while True:
-            ledger = logledger.load(self._log_dir)
+            ledger = self._ledger()
             fd = self._current_fd()
             if fd < 0:
                 return ledger.head
             size = os.fstat(fd).st_size
             base = logledger.base_in(fd, ledger, size)
             # The size belongs to this base only if nothing was removed in between.
-            if logledger.load(self._log_dir) == ledger and logledger.base_in(fd, ledger, size) == base:
+            if self._ledger() == ledger and logledger.base_in(fd, ledger, size) == base:
                 return base + size
 
     def read(self, position: int, size: int) -> tuple[int, bytes]:
@@ -345,7 +345,7 @@ class LogView:
         No bytes means the end of the log.
         """
         while True:
-            ledger = logledger.load(self._log_dir)
+            ledger = self._ledger()
             if position >= ledger.head:
                 data = self._read_current(ledger, position, size)
                 if data is not None:
@@ -390,9 +390,21 @@ class LogView:
         length = os.fstat(fd).st_size
         base = logledger.base_in(fd, ledger, length)
         data = os.pread(fd, size, position - base) if position - base < length else b""
-        if logledger.load(self._log_dir) != ledger or logledger.base_in(fd, ledger, length) != base:
+        if self._ledger() != ledger or logledger.base_in(fd, ledger, length) != base:
             return None
         return data
+
+    def _ledger(self) -> Ledger:
+        ledger = logledger.load(self._log_dir)
+        if ledger.how != "truncate" or (fd := self._current_fd()) < 0 or logledger.is_stamped(fd, ledger):
+            return ledger
+        # Emptied, and the last look before that may have put more into the archive than the ledger knows yet.
+        try:
+            end = logledger.start_of(ledger.newest) + (self._log_dir / ledger.newest).stat().st_size
+        except (FileNotFoundError, ValueError):
+            end = 0
+        end = max(end, ledger.head)
+        return ledger._replace(base=end, head=end, dropping=0)
 
     def _current_fd(self) -> int:
         if self._current < 0:
