@@ -63,5 +63,7 @@ function TopBar({ here }) {
     </header>`;
 }
 
-render(html`<${App} />`, document.getElementById('app'));
+const place = document.getElementById('app');
+place.replaceChildren();
+render(html`<${App} />`, place);
 open();

@@ -9,14 +9,25 @@ export const session = cell('unknown');
 
 export class Problem extends Error {
   constructor(status, body) {
-    super(body.detail || body.title || `the daemon answered ${status}`);
+    const { field, detail } = refused(body);
+    super(detail || body.title || `the daemon answered ${status}`);
     this.status = status;
     this.title = body.title || '';
-    this.detail = body.detail || '';
-    this.field = body.field || null;
+    this.detail = detail;
+    this.field = field;
     this.fields = body.fields || [];
     this.type = body.type || '';
   }
+}
+
+/** Which field was refused, by the name a form uses, and why, without repeating that name. */
+function refused({ field = null, detail = '' }) {
+  if (!field) return { field, detail };
+  // A field of the spec may be reported from the outside in: "spec.restart: restart.max_crashes: -4 was given…"
+  const inner = detail.match(/^spec[^:]*: ((?:[a-z_]+)(?:\.[a-z_]+)*(?:\[[^\]]*\])?): (.*)$/s);
+  if (inner) return { field: inner[1], detail: inner[2] };
+  const name = field.replace(/^spec\./, '');
+  return { field: name, detail: [`${field}: `, `${name}: `].reduce((text, prefix) => (text.startsWith(prefix) ? text.slice(prefix.length) : text), detail) };
 }
 
 export const api = {

@@ -32,7 +32,11 @@ export function statusAfter(status, event) {
   }
   if (event.kind === 'adopted') next.adopted = true;
   if (event.kind === 'restarted') next.restarts = (status.restarts || 0) + 1;
-  if (event.kind === 'crashed') next.crashes = (status.crashes || 0) + 1;
+  if (event.kind === 'crashed') {
+    next.crashes = (status.crashes || 0) + 1;
+    if (detail.delay_seconds) next.backoff_until = new Date(Date.parse(event.at) + detail.delay_seconds * 1000).toISOString();
+  }
+  if (detail.exit) next.exit = detail.exit;
   if (!isAlive(state)) {
     next.pid = null;
     next.cpu_percent = null;

@@ -71,7 +71,7 @@ export function EventsView({ params }) {
   }, []);
 
   const list = events || [];
-  const height = wide ? 38 : 64;
+  const height = Math.round(Number.parseFloat(getComputedStyle(document.documentElement).fontSize) * (wide ? 2.7 : 4.3));
   const heights = useMemo(() => new Array(list.length).fill(height), [list.length, height]);
   const toggle = (name) => {
     const next = new Set(kinds);

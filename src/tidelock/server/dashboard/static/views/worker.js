@@ -71,7 +71,7 @@ export function WorkerView({ name }) {
       <div class="worker-grid">
         <div class="worker-main"><${Log} name=${name} key=${name} /><${Timeline} name=${name} key=${`t ${name}`} /></div>
         <div class="worker-side">
-          <${Plots} name=${name} key=${name} />
+          <${Plots} name=${name} alive=${Boolean(status.pid)} key=${name} />
           ${detail.value && html`
             <${Layers} layers=${detail.value.layers} />
             <${ProcessTree} tree=${detail.value.tree} />

@@ -6,12 +6,11 @@ import { act, VERBS } from './verbs.js';
 
 export function BulkBar({ names, onClear }) {
   if (!names.length) return null;
-  const run = async (verb) => { if (await act(verb, names)) onClear(); };
   return html`
     <div class="bulk-bar" role="toolbar" aria-label="Selected workers">
       <span class="bulk-count">${plural(names.length, 'worker')} selected</span>
       ${Object.entries(VERBS).map(([verb, { label }]) => html`
-        <button key=${verb} class=${verb === 'remove' ? 'button is-small is-danger-quiet' : 'button is-small'} data-verb=${verb} onClick=${() => run(verb)}><${Icon} name=${verb} size=${14} /><span>${label}</span></button>`)}
+        <button key=${verb} class=${verb === 'remove' ? 'button is-small is-danger-quiet' : 'button is-small'} data-verb=${verb} onClick=${() => act(verb, names)}><${Icon} name=${verb} size=${14} /><span>${label}</span></button>`)}
       <button class="icon-button" aria-label="Clear selection" onClick=${onClear}><${Icon} name="close" /></button>
     </div>`;
 }

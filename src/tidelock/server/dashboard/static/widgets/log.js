@@ -186,6 +186,7 @@ class Pages {
       const element = document.createElement('div');
       element.className = 'log-line';
       paint(element, text);
+      if (text.startsWith('--- tidelock ')) element.classList.add('is-mark'); // the daemon's own note between two runs
       if (!element.textContent) element.append('\u200b');
       block.element.append(element);
       const line = { element, text: element.textContent.toLowerCase() };

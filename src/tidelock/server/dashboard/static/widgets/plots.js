@@ -8,7 +8,7 @@ import uPlot from '../vendor/uPlot.esm.js';
 const EVERY_MS = 5000;
 const HOUR = 3600;
 
-export function Plots({ name }) {
+export function Plots({ name, alive }) {
   const [ring, setRing] = useState(null);
   useEffect(() => {
     let live = true;
@@ -32,7 +32,7 @@ export function Plots({ name }) {
   return html`
     <section class="panel plots" aria-label="Resources over the last hour">
       <header class="panel-head"><h2>Resources</h2><span class="quiet">last hour</span></header>
-      ${few ? html`<p class="panel-empty">${ring === null ? 'Reading samples…' : 'Samples are taken while somebody looks: the first ones arrive in a few seconds.'}</p>` : html`
+      ${few ? html`<p class="panel-empty">${ring === null ? 'Reading samples…' : alive ? 'Samples are taken while somebody looks: the first ones arrive in a few seconds.' : 'No process to measure.'}</p>` : html`
         <${Plot} title="CPU" at=${ring.at} values=${ring.cpu} format=${percent} stroke="--tide" floor=${5} />
         <${Plot} title="Memory" at=${ring.at} values=${ring.rss} format=${bytes} stroke="--moon" floor=${4e6} />`}
     </section>`;

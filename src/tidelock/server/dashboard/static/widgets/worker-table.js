@@ -15,7 +15,11 @@ const COLUMNS = [
   ['cpu', 'CPU', 'c-cpu'], ['rss', 'Memory', 'c-rss'], [null, 'Last exit', 'c-exit'], [null, 'Last line', 'c-line'],
 ];
 const WIDE = matchMedia('(min-width: 720px)');
-const heightsNow = () => (WIDE.matches ? { worker: 52, group: 40 } : { worker: 112, group: 40 });
+// Row heights follow the size of letters, which grows on very large screens.
+const heightsNow = () => {
+  const rem = Number.parseFloat(getComputedStyle(document.documentElement).fontSize);
+  return WIDE.matches ? { worker: Math.round(3.72 * rem), group: Math.round(2.86 * rem) } : { worker: Math.round(7.5 * rem), group: 44 };
+};
 
 /** groups: [{label|null, statuses}], already filtered and sorted. */
 export function WorkerTable({ groups, sort, order, onSort, selected, onSelected }) {
@@ -28,9 +32,12 @@ export function WorkerTable({ groups, sort, order, onSort, selected, onSelected 
   const lineOf = useCell(lastLines);
 
   useEffect(() => {
-    const change = () => setSizes(heightsNow());
-    WIDE.addEventListener('change', change);
-    return () => WIDE.removeEventListener('change', change);
+    const change = () => setSizes((before) => {
+      const next = heightsNow();
+      return next.worker === before.worker && next.group === before.group ? before : next;
+    });
+    addEventListener('resize', change);
+    return () => removeEventListener('resize', change);
   }, []);
 
   const items = useMemo(() => {

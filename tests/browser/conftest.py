@@ -1,0 +1,128 @@
+"""Real headless Chromium against real daemons.
+
+A test gets a ``page`` that is logged in at ``daemon``. Whatever the page prints as an error, every exception in it and
+every violation of its Content-Security-Policy fails the test that caused it, unless the test says that it expects it.
+"""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.dash_daemon import Daemon, daemon_at
+from support.dash_page import DEADLINE_MS, WORKER, live
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+CHROMIUM = os.environ.get("TIDELOCK_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+ARGUMENTS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+TEMPLATES = f"""
+[template.echo]
+command = [{sys.executable!r}, {WORKER!r}, "echo", "from a template"]
+
+[template.quiet]
+command = [{sys.executable!r}, {WORKER!r}, "quiet"]
+"""
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator["Browser"]:
+    """One Chromium for the session, with an empty profile."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (group browser)")
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine (apt-get install chromium)")
+    sync_api.expect.set_options(timeout=DEADLINE_MS)
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@pytest.fixture(scope="session")
+def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon for tests that leave no worker behind."""
+    folder = tmp_path_factory.mktemp("deck")
+    config = folder / "deck.toml"
+    config.write_text(TEMPLATES)
+    with daemon_at(folder / "state", config) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def daemon(shared_daemon: Daemon) -> Iterator[Daemon]:
+    """The shared daemon; its deck is empty before and after the test."""
+    yield shared_daemon
+    shared_daemon.post("/bulk", {"verb": "remove", "names": "all"})
+
+
+class Complaints:
+    """What went wrong inside the page."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.expected: list[str] = []
+
+    def expect(self, pattern: str) -> None:
+        """This test provokes errors that match."""
+        self.expected.append(pattern)
+
+    def watch(self, page: "Page") -> None:
+        """Hear this page."""
+        page.on("pageerror", lambda error: self.seen.append(f"exception: {error}"))
+        page.on("console", lambda message: message.type == "error" and self.seen.append(message.text))
+
+    def unexpected(self) -> list[str]:
+        """Those no test asked for."""
+        return [text for text in self.seen if not any(re.search(pattern, text) for pattern in self.expected)]
+
+
+@pytest.fixture
+def complaints() -> Iterator[Complaints]:
+    """Fails the test at its end if the page complained."""
+    heard = Complaints()
+    yield heard
+    assert not heard.unexpected(), "the page complained:\n" + "\n".join(heard.unexpected())
+
+
+@pytest.fixture
+def new_page(browser: "Browser", complaints: Complaints) -> Iterator[Callable[..., "Page"]]:
+    """Makes pages, each in a profile of its own, not logged in."""
+    contexts: list[BrowserContext] = []
+
+    def make(**options: Any) -> "Page":
+        options.setdefault("viewport", {"width": 1440, "height": 900})
+        context = browser.new_context(**options)
+        context.set_default_timeout(DEADLINE_MS)
+        contexts.append(context)
+        page = context.new_page()
+        complaints.watch(page)
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def page(new_page: Callable[..., "Page"], daemon: Daemon) -> "Page":
+    """A page that came in by the login link and shows the deck."""
+    page = new_page()
+    page.goto(daemon.login_link)
+    live(page)
+    return page

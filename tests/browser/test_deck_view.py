@@ -1,0 +1,162 @@
+"""The deck view: what each row says, finding workers, and every action on one or many of them."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.dash_daemon import Daemon
+from support.dash_page import live, row, worker
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed (group browser)")
+from playwright.sync_api import Page, expect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def test_a_row_tells_all_there_is_to_know_at_a_glance(page: Page, daemon: Daemon) -> None:
+    """State, pid, uptime, restarts, resources, lifetime, origin, last exit and last line are in the row."""
+    status = daemon.start("alice", worker("echo", "hello from alice"), lifetime="bound")
+    daemon.start("crashed", worker("crash"), restart={"policy": "never"})
+    alice = row(page, "alice")
+    expect(alice).to_contain_text("running")
+    expect(alice).to_contain_text("bound")
+    expect(alice).to_contain_text("own")
+    expect(alice.locator(".c-pid")).to_have_text(str(status["pid"]))
+    expect(alice.locator(".c-uptime")).to_contain_text("s")
+    expect(alice.locator(".c-restarts")).to_have_text("0")
+    expect(alice.locator(".c-rss")).to_contain_text("MB")
+    expect(alice.locator(".c-line")).to_have_text("hello from alice")
+    expect(alice.locator(".c-cpu .spark-line")).to_be_visible()
+    expect(alice.locator(".c-rss .spark-line")).to_be_visible()
+    crashed = row(page, "crashed")
+    expect(crashed.locator(".c-exit")).to_have_text("exit 3")
+
+
+def test_empty_deck_says_how_to_begin(page: Page, daemon: Daemon) -> None:
+    """With no worker there is an invitation, not an empty table."""
+    expect(page.get_by_role("heading", name="No workers yet")).to_be_visible()
+    page.get_by_role("link", name="Add a worker").click()
+    expect(page.get_by_role("heading", name="Add a worker")).to_be_visible()
+
+
+def test_search_filter_sort_and_group(page: Page, daemon: Daemon) -> None:
+    """The table shows what was asked for, and the address keeps the question."""
+    for name in ("anna", "ben", "anton"):
+        daemon.start(name, worker("quiet"))
+    daemon.post("/workers", {"name": "tina", "template": "quiet"})
+    daemon.post("/workers/ben/stop")
+    rows = page.locator(".worker-row")
+    expect(rows).to_have_count(4)
+
+    page.get_by_role("searchbox", name="Search workers").fill("an")
+    expect(rows).to_have_count(2)
+    page.get_by_role("searchbox", name="Search workers").fill("")
+    page.locator('.chip[data-state="stopped"]').click()
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("ben")
+    assert "state=stopped" in page.url
+    page.reload()
+    expect(rows).to_have_count(1)
+    page.locator('.chip[data-state="stopped"]').click()
+    expect(rows).to_have_count(4)
+
+    page.get_by_role("button", name="Worker", exact=False).first.click()
+    expect(rows.first).to_contain_text("tina")
+    expect(page.get_by_role("columnheader", name="Worker")).to_have_attribute("aria-sort", "descending")
+
+    page.get_by_role("button", name="Group by template").click()
+    expect(page.locator(".group-row")).to_have_count(2)
+    page.get_by_role("button", name="quiet 1").click()
+    expect(rows).to_have_count(3)
+
+
+def test_stop_asks_first_and_can_be_undone(page: Page, daemon: Daemon) -> None:
+    """Stop is confirmed; Cancel does nothing; afterwards the worker can be started again from the notice."""
+    daemon.start("alice", worker("quiet"))
+    alice = row(page, "alice")
+    alice.get_by_role("button", name="Stop alice").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert daemon.state("alice") == "running"
+
+    alice.get_by_role("button", name="Stop alice").click()
+    page.get_by_role("dialog").get_by_role("button", name="Stop").click()
+    expect(alice).to_have_attribute("data-state", "stopped")
+    assert daemon.state("alice") == "stopped"
+
+    page.get_by_role("button", name="Start again").click()
+    expect(alice).to_have_attribute("data-state", "running")
+    assert daemon.state("alice") == "running"
+
+
+def test_restart_start_reset_and_remove(page: Page, daemon: Daemon) -> None:
+    """Each verb reaches the daemon, and the row follows."""
+    first = daemon.start("alice", worker("quiet"))
+    daemon.start("fails", worker("crash"), restart={"max_crashes": 0})
+    alice = row(page, "alice")
+    alice.get_by_role("button", name="Restart alice").click()
+    expect(alice.locator(".c-pid")).not_to_have_text(str(first["pid"]))
+    expect(alice.locator(".c-pid")).to_have_text(str(daemon.get("/workers/alice")["pid"]))
+
+    daemon.post("/workers/alice/stop")
+    alice.get_by_role("button", name="Start alice").click()
+    expect(alice).to_have_attribute("data-state", "running")
+
+    fails = row(page, "fails")
+    expect(fails).to_have_attribute("data-state", "failed")
+    fails.get_by_role("button", name="Reset fails").click()
+    expect(page.locator(".toast", has_text="fails reset")).to_be_visible()
+
+    alice.get_by_role("button", name="Remove alice").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("cannot be undone")
+    dialog.get_by_role("button", name="Remove").click()
+    expect(alice).to_have_count(0)
+    assert "alice" not in daemon.names()
+
+
+def test_many_at_once(page: Page, daemon: Daemon) -> None:
+    """Selected workers are stopped, started and removed together, after one question that names them."""
+    names = [f"user-{number}" for number in range(5)]
+    for name in names:
+        daemon.start(name, worker("quiet"))
+    row(page, "user-0").get_by_role("checkbox").click()
+    row(page, "user-3").get_by_role("checkbox").click(modifiers=["Shift"])
+    expect(page.locator(".bulk-count")).to_have_text("4 workers selected")
+
+    page.get_by_role("toolbar").get_by_role("button", name="Stop").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Stop 4 workers?")
+    expect(dialog).to_contain_text("user-2")
+    dialog.get_by_role("button", name="Stop").click()
+    expect(page.locator('.worker-row[data-state="stopped"]')).to_have_count(4)
+    assert {name for name in names if daemon.state(name) == "stopped"} == set(names[:4])
+
+    page.get_by_role("checkbox", name="Select all shown").click()
+    page.get_by_role("toolbar").get_by_role("button", name="Remove").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(page.get_by_role("heading", name="No workers yet")).to_be_visible()
+    assert daemon.names() == set()
+
+
+def test_a_refused_verb_is_told(page: Page, daemon: Daemon, complaints: "object") -> None:
+    """When the daemon refuses, the reason is shown and the row stays true."""
+    complaints.expect("status of 4")  # type: ignore[attr-defined]
+    daemon.start("alice", worker("quiet"))
+    row(page, "alice").wait_for()
+    daemon.client.delete("/workers/alice").raise_for_status()
+    row(page, "alice").get_by_role("button", name="Restart alice").click()
+    expect(page.locator(".toast.tone-bad")).to_contain_text("alice")
+
+
+def test_live_on_two_pages(page: Page, daemon: Daemon, new_page: "Callable[..., Page]") -> None:
+    """What one page does, the other shows without being asked."""
+    other = new_page()
+    other.goto(daemon.login_link)
+    live(other)
+    daemon.start("alice", worker("quiet"))
+    expect(row(other, "alice")).to_have_attribute("data-state", "running")
+    row(page, "alice").get_by_role("button", name="Stop alice").click()
+    page.get_by_role("dialog").get_by_role("button", name="Stop").click()
+    expect(row(other, "alice")).to_have_attribute("data-state", "stopped")
