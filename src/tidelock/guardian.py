@@ -66,19 +66,21 @@ def told_until_death(channel: socket.socket) -> list[Bind]:
 def end_all(bound: list[Bind]) -> dict[str, Outcome]:
     """Stop every tree, all together; how each ended."""
     died_at_ticks = int(ids.boottime() * ids.CLOCK_TICKS)
-    outcomes = stop_trees([_subject(word) for word in bound])
-    # Processes that cleared their environment and left the session have not been reached by name; those that
-    # sit in the worker's cgroup or carry its lock are found now, one look after the other until none is found.
+    outcomes: dict[str, Outcome] = {}
+    # Processes that cleared their environment and left the session are not reached by name. Those in the worker's
+    # cgroup are found at once; those that carry its lock take a look at every descriptor of the machine, so that is
+    # done afterwards, and repeated until nobody is found.
+    subjects = [_subject(word) for word in bound] + _strays(bound, died_at_ticks, by_lock=False)
     for _ in range(_SWEEPS):
-        strays = [stray for word in bound for stray in _strays(word, died_at_ticks)]
-        if not strays:
+        if not subjects:
             break
-        for name, outcome in stop_trees(strays).items():
+        for name, outcome in stop_trees(subjects).items():
             worker = name.partition("/")[0]
-            earlier = outcomes[worker]
+            before = outcomes.get(worker, Outcome(gone=True))
             outcomes[worker] = Outcome(
-                earlier.gone and outcome.gone, earlier.killed + outcome.killed, earlier.survivors + outcome.survivors
+                before.gone and outcome.gone, before.killed + outcome.killed, before.survivors + outcome.survivors
             )
+        subjects = _strays(bound, died_at_ticks, by_lock=True)
     return outcomes
 
 
@@ -111,22 +113,23 @@ def _subject(word: Bind) -> Subject:
     return Subject(by_start, None, word.signal_number, word.grace_seconds)
 
 
-def _strays(word: Bind, died_at_ticks: int) -> list[Subject]:
-    """Processes of the tree without a cookie, each by its own identity."""
-    tree = word.tree
-    pids: set[int] = set()
-    if tree.cgroup is not None:
-        nobody = containment.new_cookie()  # so that the members of the cgroup are all that is found
-        pids.update(containment.members([Tree(tree.name, nobody, None, None, tree.cgroup)])[nobody])
-    if not pids and tree.lock_path is not None and flock.is_held(tree.lock_path):
-        pids.update(flock.holders(tree.lock_path))
+def _strays(bound: list[Bind], died_at_ticks: int, *, by_lock: bool) -> list[Subject]:
+    """Processes of the trees that have no cookie, each by its own identity."""
     found = []
-    for pid in sorted(pids):
-        with contextlib.suppress(KernelError):
-            identity = _older_without_cookie(pid, died_at_ticks)
-            if identity is not None:
-                lone = Tree(f"{tree.name}/{pid}", containment.new_cookie(), None, identity)
-                found.append(Subject(lone, None, word.signal_number, word.grace_seconds))
+    for word in bound:
+        tree = word.tree
+        pids: set[int] = set()
+        if tree.cgroup is not None:
+            nobody = containment.new_cookie()  # so that the members of the cgroup are all that is found
+            pids.update(containment.members([Tree(tree.name, nobody, None, None, tree.cgroup)])[nobody])
+        if by_lock and not pids and tree.lock_path is not None and flock.is_held(tree.lock_path):
+            pids.update(flock.holders(tree.lock_path))
+        for pid in sorted(pids):
+            with contextlib.suppress(KernelError):
+                identity = _older_without_cookie(pid, died_at_ticks)
+                if identity is not None:
+                    lone = Tree(f"{tree.name}/{pid}", containment.new_cookie(), None, identity)
+                    found.append(Subject(lone, None, word.signal_number, word.grace_seconds))
     return found
 
 

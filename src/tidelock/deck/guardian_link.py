@@ -109,6 +109,8 @@ class GuardianLink:
             self._close_channel()
             return
         self._keep(pidfd, handed_over["pid"])
+        # Those that are still bound are bound anew in a moment; if none is, it need not stay.
+        self._timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._dismiss)
 
     async def close(self) -> None:
         """Let the guardian go. It ends whoever is still bound first, which after a clean close is nobody."""
