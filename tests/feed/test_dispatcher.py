@@ -1,0 +1,394 @@
+"""From the inbox to the handlers: attempts, outcomes, crashes, dead letters."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidelock.errors import FeedClosed, FeedError, SpecError
+from tidelock.feed import Dispatcher, Inbox, Record, Retry, Stream
+
+AT_ONCE = Retry(seconds=0.0, cap_seconds=0.0)
+
+
+@asynccontextmanager
+async def opened(path: Path, **options: Any) -> AsyncIterator[tuple[Stream, Dispatcher, list[dict[str, Any]]]]:
+    """A dispatcher over an inbox, and what it tells."""
+    told: list[dict[str, Any]] = []
+    async with Inbox(path) as inbox:
+        stream = inbox.stream("s")
+        await stream.begin()
+        dispatcher = Dispatcher(stream, **{"retry": AT_ONCE, "on_event": told.append} | options)
+        await dispatcher.open()
+        try:
+            yield stream, dispatcher, told
+        finally:
+            await dispatcher.stop(0)
+
+
+async def fill(stream: Stream, *keys: str | None) -> None:
+    """One item per key, with ids from 0."""
+    await stream.store([Record(n, b'{"n":%d}' % n, key) for n, key in enumerate(keys)], len(keys))
+
+
+async def take(dispatcher: Dispatcher, most: int | None = None) -> list[Any]:
+    """Take, with a deadline that fails loudly."""
+    return await asyncio.wait_for(dispatcher.take(most), 20)
+
+
+def rows(path: Path) -> list[tuple[Any, ...]]:
+    """(id, state, attempts, crashes) of every row, by another connection."""
+    connection = sqlite3.connect(path)
+    found = connection.execute("SELECT id, state, attempts, crashes FROM tidelock_item ORDER BY seq").fetchall()
+    connection.close()
+    return found
+
+
+def test_the_attempt_is_on_disk_before_the_item_is_handed_out(tmp_path: Path) -> None:
+    """And the row leaves only with the outcome."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
+            await fill(stream, "a")
+            (item,) = await take(dispatcher)
+            assert rows(tmp_path / "bot.db") == [(0, 1, 1, 0)]
+            assert (item.id, item.key, item.value, item.attempt, item.stream) == (0, "a", {"n": 0}, 1, "s")
+            await item.done()
+            assert rows(tmp_path / "bot.db") == []
+            await item.done()  # saying it twice is harmless
+            assert str(stream.counts()) == "1 done, 0 in flight, 0 dead"
+
+    asyncio.run(scenario())
+
+
+def test_in_order_per_key_side_by_side_across_keys(tmp_path: Path) -> None:
+    """One of each key at a time, up to the concurrency; the next of a key after the commit of the one before."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db", concurrency=3) as (stream, dispatcher, _):
+            await fill(stream, "a", "a", "b", "c", "d")
+            first = await take(dispatcher)
+            assert [item.id for item in first] == [0, 2, 3]
+            more = asyncio.ensure_future(dispatcher.take())
+            await first[1].done()
+            second = await asyncio.wait_for(more, 20)
+            assert [item.id for item in second] == [4]
+            await first[0].done()
+            assert [item.id for item in await take(dispatcher)] == [1]
+
+    asyncio.run(scenario())
+
+
+def test_failures_are_retried_then_set_aside_and_the_rest_flows_on(tmp_path: Path) -> None:
+    """Three attempts in order, then a dead letter with an event; the next of the key follows."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, told):
+            await fill(stream, "a", "a")
+            for attempt in (1, 2, 3):
+                (item,) = await take(dispatcher)
+                assert (item.id, item.attempt) == (0, attempt)
+                await item.failed(ValueError("no"))
+            (item,) = await take(dispatcher)
+            assert item.id == 1
+            await item.done()
+            (letter,) = stream.inbox.dead_letters()
+            assert (letter.id, letter.key, letter.attempts, letter.error) == (0, "a", 3, "ValueError: no")
+            assert letter.payload == b'{"n":0}'
+            assert [(event["what"], event["id"]) for event in told] == [("dead-letter", 0)]
+            assert str(stream.counts()) == "1 done, 0 in flight, 1 dead"
+
+    asyncio.run(scenario())
+
+
+def test_a_retry_waits_and_other_keys_do_not(tmp_path: Path) -> None:
+    """The backoff of one chat is nobody else's, also after a restart."""
+
+    async def scenario() -> None:
+        slow = Retry(seconds=3600, cap_seconds=3600)
+        async with opened(tmp_path / "bot.db", retry=slow) as (stream, dispatcher, _):
+            await fill(stream, "a", "a", "b")
+            first, other = await take(dispatcher)
+            await first.failed("not now")
+            await other.done()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(dispatcher.take(), 0.2)
+        async with opened(tmp_path / "bot.db", retry=slow) as (_, dispatcher, _):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(dispatcher.take(), 0.2)
+        async with opened(tmp_path / "bot.db") as (_, dispatcher, _):  # a smaller cap bounds an old wait
+            (item,) = await take(dispatcher)
+            assert (item.id, item.attempt) == (0, 2)
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_parsed_is_set_aside_at_once(tmp_path: Path) -> None:
+    """No retry where it is pointless."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, told):
+            await fill(stream, None)
+            (item,) = await take(dispatcher)
+            await item.set_aside("not an update")
+            assert [letter.error for letter in stream.inbox.dead_letters()] == ["not an update"]
+            assert told[0]["attempts"] == 1
+
+    asyncio.run(scenario())
+
+
+async def crash(path: Path, **options: Any) -> list[Any]:
+    """Take everything and die without an outcome: the rows stay as a killed process leaves them."""
+    async with Inbox(path) as inbox:
+        stream = inbox.stream("s")
+        await stream.begin()
+        dispatcher = Dispatcher(stream, retry=AT_ONCE, **options)
+        await dispatcher.open()
+        taken = await take(dispatcher)
+        assert dispatcher._committer is not None
+        dispatcher._committer.cancel()
+        return [item.id for item in taken]
+
+
+def test_after_two_crashes_suspects_run_alone_and_neighbours_are_not_blamed(tmp_path: Path) -> None:
+    """Four in flight, one of them kills the process each time: it alone is set aside, after the third death."""
+
+    async def scenario() -> None:
+        path = tmp_path / "bot.db"
+        async with opened(path) as (stream, _, _):
+            await fill(stream, "a", "b", "killer", "c")
+        assert await crash(path) == [0, 1, 2, 3]
+        assert await crash(path) == [0, 1, 2, 3]
+        handled = []
+        async with Inbox(path) as inbox:
+            stream = inbox.stream("s")
+            await stream.begin()
+            dispatcher = Dispatcher(stream, retry=AT_ONCE)
+            await dispatcher.open()
+            while True:
+                taken = await take(dispatcher)
+                assert len(taken) == 1  # alone
+                if taken[0].key == "killer":
+                    assert dispatcher._committer is not None
+                    dispatcher._committer.cancel()
+                    break
+                handled.append(taken[0].id)
+                await taken[0].done()
+        async with opened(path) as (stream, dispatcher, told):
+            (letter,) = stream.inbox.dead_letters()
+            assert (letter.key, letter.attempts, letter.crashes) == ("killer", 3, 3)
+            assert "died" in str(letter.error)
+            assert [event["what"] for event in told] == ["crashed", "dead-letter"]
+            handled += [item.id for item in await take(dispatcher)]
+        assert sorted(handled) == [0, 1, 3]
+
+    asyncio.run(scenario())
+
+
+def test_dead_letters_are_tried_again_or_dropped(tmp_path: Path) -> None:
+    """A retry from here or from another process is noticed by a dispatcher at work."""
+
+    async def scenario() -> None:
+        path = tmp_path / "bot.db"
+        async with opened(path, max_attempts=1) as (stream, dispatcher, _):
+            await fill(stream, "a", "b", "c")
+            for item in await take(dispatcher):
+                await item.failed("no")
+            first, second, third = (letter.number for letter in stream.inbox.dead_letters())
+            assert await stream.inbox.drop_dead_letter(third)
+            assert not await stream.inbox.drop_dead_letter(third)
+            assert await stream.inbox.retry_dead_letter(first)
+            (item,) = await take(dispatcher)
+            assert (item.key, item.attempt) == ("a", 1)
+            other = sqlite3.connect(path)
+            other.execute("UPDATE tidelock_item SET state = 0, attempts = 0 WHERE seq = ?", (second,))
+            other.commit()
+            other.close()
+            (item,) = await take(dispatcher)
+            assert item.key == "b"
+            assert stream.inbox.dead_letters() == []
+
+    asyncio.run(scenario())
+
+
+def test_at_most_once_finishes_before_the_handler(tmp_path: Path) -> None:
+    """A stated choice: a crash loses what was in flight; what raises is a dead letter at once."""
+
+    async def scenario() -> None:
+        path = tmp_path / "bot.db"
+        async with opened(path, delivery="at-most-once") as (stream, dispatcher, _):
+            await fill(stream, "a", "b")
+            first, second = await take(dispatcher)
+            assert rows(path) == []
+            await first.failed("no")
+            await second.done()
+            assert [letter.id for letter in stream.inbox.dead_letters()] == [0]
+            assert str(stream.counts()) == "1 done, 0 in flight, 1 dead"
+        async with opened(path, delivery="at-most-once") as (stream, _, _):
+            await stream.store([Record(9, b"{}")], 10)
+        assert await crash(path, delivery="at-most-once") == [9]
+        async with opened(path) as (_, dispatcher, _):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(dispatcher.take(), 0.2)
+
+    asyncio.run(scenario())
+
+
+def test_a_transaction_commits_the_writes_and_the_ack_together(tmp_path: Path) -> None:
+    """Both or neither; nothing is retried after it, and it happens once."""
+
+    async def scenario() -> None:
+        path = tmp_path / "bot.db"
+        async with opened(path) as (stream, dispatcher, told):
+            async with stream.inbox.transaction() as db:
+                db.execute("CREATE TABLE effect (id INTEGER)")
+            await fill(stream, "a", "b")
+            first, second = await take(dispatcher)
+            with pytest.raises(RuntimeError):
+                async with first.transaction() as db:
+                    db.execute("INSERT INTO effect VALUES (?)", (first.id,))
+                    raise RuntimeError
+            assert rows(path) == [(0, 1, 1, 0), (1, 1, 1, 0)]
+            async with first.transaction() as db:
+                db.execute("INSERT INTO effect VALUES (?)", (first.id,))
+                assert rows(path) == [(0, 1, 1, 0), (1, 1, 1, 0)]
+            assert rows(path) == [(1, 1, 1, 0)]
+            with pytest.raises(FeedError, match="already committed"):
+                async with first.transaction():
+                    pass
+            await first.failed(ValueError("after the commit"))
+            assert [event["what"] for event in told] == ["raised-after-commit"]
+            await second.done()
+            assert str(stream.counts()) == "2 done, 0 in flight, 0 dead"
+            async with stream.inbox.transaction() as db:
+                assert db.execute("SELECT id FROM effect").fetchall() == [(0,)]
+
+    asyncio.run(scenario())
+
+
+def test_a_transaction_that_waits_holds_up_nobody_forever(tmp_path: Path) -> None:
+    """Others queue for the write lock without blocking the loop the holder needs."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
+            await fill(stream, "a", "b")
+            first, second = await take(dispatcher)
+            go_on = asyncio.Event()
+
+            async def slow() -> None:
+                async with first.transaction():
+                    await go_on.wait()
+
+            task = asyncio.ensure_future(slow())
+            await asyncio.sleep(0)
+            done = asyncio.ensure_future(second.done())
+            stored = asyncio.ensure_future(stream.store([Record(10, b"{}")], 11))
+            await asyncio.sleep(0)
+            assert not done.done()
+            go_on.set()
+            await asyncio.wait_for(asyncio.gather(task, done, stored), 20)
+            await first.done()
+
+    asyncio.run(scenario())
+
+
+def test_stop_waits_for_the_grace_and_hands_back_the_rest(tmp_path: Path) -> None:
+    """What finishes in time is done; the rest comes again, and its attempt does not count."""
+
+    async def scenario() -> None:
+        path = tmp_path / "bot.db"
+        async with opened(path) as (stream, dispatcher, _):
+            await fill(stream, "a", "b")
+            first, second = await take(dispatcher)
+            waiting = asyncio.ensure_future(dispatcher.take())
+            await asyncio.sleep(0)
+            stopping = asyncio.ensure_future(dispatcher.stop(0.3))
+            await asyncio.sleep(0)
+            await first.done()
+            assert await asyncio.wait_for(stopping, 20) == 1
+            with pytest.raises(FeedClosed):
+                await waiting
+            with pytest.raises(FeedClosed):
+                await dispatcher.take()
+            assert second.settled
+            assert rows(path) == [(1, 0, 0, 0)]
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_take_hands_nothing_to_nobody(tmp_path: Path) -> None:
+    """Items that were on their way to somebody who left are taken by the next one, with the first attempt."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
+            for n in range(50):
+                waiting = asyncio.ensure_future(dispatcher.take())
+                await asyncio.sleep(0)
+                storing = asyncio.ensure_future(stream.store([Record(n, b"{}")], n + 1))
+                for _ in range(n % 7):
+                    await asyncio.sleep(0)
+                waiting.cancel()
+                try:
+                    items = await waiting
+                except asyncio.CancelledError:
+                    await storing
+                    items = await take(dispatcher)
+                await storing
+                assert [(item.id, item.attempt) for item in items] == [(n, 1)]
+                await items[0].done()
+
+    asyncio.run(scenario())
+
+
+def test_background_work_frees_its_key_and_its_slot(tmp_path: Path) -> None:
+    """block=False: the next of the chat starts; the outcome still decides."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db", concurrency=1) as (stream, dispatcher, _):
+            await fill(stream, "a", "a")
+            (first,) = await take(dispatcher)
+            first.release()
+            (second,) = await take(dispatcher)
+            assert second.id == 1
+            await first.failed("later")
+            await second.done()
+            (again,) = await take(dispatcher)
+            assert (again.id, again.attempt) == (0, 2)
+            await again.done()
+            await asyncio.wait_for(dispatcher.drained(), 20)
+
+    asyncio.run(scenario())
+
+
+def test_many_keys_memory_holds_numbers_only(tmp_path: Path) -> None:
+    """A backlog is numbers and keys in memory: the payloads stay in the file."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
+            await stream.store([Record(n, b"x" * 5000, str(n % 100)) for n in range(2000)], 2000)
+            (item,) = await take(dispatcher, 1)
+            assert len(dispatcher._lanes) == 1999
+            assert all(isinstance(seq, int) for seq in dispatcher._lanes.seqs())
+            await item.done()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "options", [{"concurrency": 0}, {"concurrency": True}, {"max_attempts": 0}, {"delivery": "exactly-once"}]
+)
+def test_wrong_options_are_refused_by_name(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Before anything is written."""
+    with pytest.raises(SpecError, match=next(iter(options))):
+        Dispatcher(Inbox(tmp_path / "bot.db").stream("s"), **options)
+
+
+def test_the_delay_doubles_up_to_the_cap() -> None:
+    """Between half and all of it, by chance."""
+    retry = Retry(seconds=1, cap_seconds=10)
+    assert [retry.delay(attempt, 1.0) for attempt in (1, 2, 3, 4, 5, 1000)] == [1, 2, 4, 8, 10, 10]
+    assert retry.delay(3, 0.0) == 2
