@@ -168,23 +168,30 @@ def _of_the_deck(state: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def _check(state: Path, report: Report) -> None:
-    """One more open must reach what should be."""
+    """One more open must reach what should be, and what the deck says must be what ``/proc`` says."""
     with Deck(state) as deck:
         deadline = time.monotonic() + SETTLE_SECONDS
-        while moving := {s.name: str(s.state) for s in deck.list() if s.state not in {"running", "stopped"}}:
+        while differs := _difference(deck, state):
             if time.monotonic() > deadline:
-                report.wrong.append(f"not settled after {SETTLE_SECONDS} s: {moving}")
+                report.wrong.append(f"not settled after {SETTLE_SECONDS} s: {differs}")
+                report.wrong += [f"{event.kind} {event.detail}" for event in deck.events(worker=differs[0])[-8:]]
                 break
-        running = {status.name: status.pid for status in deck.list() if status.state == "running"}
-        found = _leaders(state)
-        if sorted(found.values()) != sorted(running) or set(found) != set(running.values()):
-            report.wrong.append(f"the deck says {running}, /proc says {found}")
         ids = [event.id for event in deck.events()]
         if ids != list(range(ids[0], ids[0] + len(ids))):
             report.wrong.append("the events' ids have a gap")
         deck.stop_all()
         if left := list(_of_the_deck(state)):
             report.wrong.append(f"alive after stop_all: {left}")
+
+
+def _difference(deck: Deck, state: Path) -> tuple[str, str, tuple[int, ...]] | None:
+    """A worker that is on its way, or of which the deck and ``/proc`` tell different things."""
+    found = _leaders(state)
+    for status in deck.list():
+        pids = tuple(pid for pid, name in found.items() if name == status.name)
+        if (str(status.state), pids) not in {("running", (status.pid,)), ("stopped", ())}:
+            return status.name, str(status.state), pids
+    return None
 
 
 def _end_all(state: Path) -> None:
