@@ -4,8 +4,9 @@ The command line is made of this. It must start in a few tens of milliseconds, s
 here; the values of :mod:`tidelock.model` are loaded when a typed answer is asked for.
 
 An AF_UNIX address holds 107 bytes. A deeper state directory is reached through /proc/self/fd/N/deck.sock of the opened
-directory, so its length does not matter. A socket file nobody listens on means that no owner runs (:class:`NoOwner`); an
-owner that vanishes in the middle of an answer is a :class:`ClientError` that says so: what it had done is in the registry.
+directory, so its length does not matter. A socket file nobody listens on means that no owner runs (:class:`NoOwner`);
+an owner that vanishes in the middle of an answer is a :class:`ClientError` that says so: what it had done is in the
+registry.
 """
 
 import json
@@ -14,13 +15,17 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from urllib.parse import quote, urlencode
 
 from tidelock.errors import ClientError, NoOwner, OwnerRefused
 
 if TYPE_CHECKING:
     from tidelock.model import Event, WorkerSpec, WorkerStatus
+
+    # Inside the class below, `list` is a verb.
+    Events: TypeAlias = list[Event]
+Lines: TypeAlias = list[str]
 
 __all__ = ["Client", "Refusal"]
 
@@ -50,7 +55,7 @@ class Client:
         self._timeout_seconds = timeout_seconds
         self._connection: _UnixConnection | None = None
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,7 +77,8 @@ class Client:
         """All workers."""
         from tidelock.model import WorkerStatus  # noqa: PLC0415 - loaded only where a typed answer is wanted
 
-        return _typed(self.document("GET", "/api/v1/workers")["workers"], list[WorkerStatus])
+        found: list[WorkerStatus] = _typed(self.document("GET", "/api/v1/workers")["workers"], list[WorkerStatus])
+        return found
 
     def status(self, name: str) -> "WorkerStatus":
         """One worker."""
@@ -114,16 +120,18 @@ class Client:
         """Take over a process that somebody else started."""
         return self._status("POST", _worker(name, "adopt"), {"pid": pid, "env": dict(env or {})})
 
-    def logs(self, name: str, lines: int = 20) -> "list[str]":
+    def logs(self, name: str, lines: int = 20) -> Lines:
         """The last lines of its log."""
-        answer: dict[str, list[str]] = self.document("GET", _worker(name, "logs"), lines=lines)
+        answer: dict[str, Lines] = self.document("GET", _worker(name, "logs"), lines=lines)
         return answer["lines"]
 
-    def events(self, after: int = 0, limit: int = 1000, worker: str | None = None) -> "list[Event]":
+    def events(self, after: int = 0, limit: int = 1000, worker: str | None = None) -> "Events":
         """Events after that id, oldest first."""
         from tidelock.model import Event  # noqa: PLC0415 - as above
 
-        return _typed(self.document("GET", "/api/v1/events", after=after, limit=limit, worker=worker), list[Event])
+        raw = self.document("GET", "/api/v1/events", after=after, limit=limit, worker=worker)
+        found: Events = _typed(raw, Sequence[Event])
+        return found
 
     # --- the same, plain ----------------------------------------------------------------------------------------
 
@@ -163,7 +171,8 @@ class Client:
     def _status(self, method: str, path: str, body: Any = None, **query: Any) -> "WorkerStatus":
         from tidelock.model import WorkerStatus  # noqa: PLC0415 - as above
 
-        return _typed(self.document(method, path, body, **query), WorkerStatus)
+        status: WorkerStatus = _typed(self.document(method, path, body, **query), WorkerStatus)
+        return status
 
     def _send(
         self, method: str, path: str, body: Any, query: Mapping[str, Any], headers: Mapping[str, str]

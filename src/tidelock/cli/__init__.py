@@ -1,8 +1,8 @@
 """The command line: one function per verb, loaded when it is typed.
 
-This file owns what all verbs share: finding the verb, ``--state``, exit codes and what is printed when something went wrong.
-It imports nothing that the chosen verb does not need, because ``tidelock ps`` is typed all day and should cost the start of
-Python and little more: argparse takes 9 ms of CPU to load where click takes 90.
+This file owns what all verbs share: finding the verb, ``--state``, exit codes and what is printed when something went
+wrong. It imports nothing that the chosen verb does not need, because ``tidelock ps`` is typed all day and should cost
+the start of Python and little more: argparse takes 9 ms of CPU to load where click takes 90.
 
 Exit codes: 0 done, 1 the thing failed, 2 used wrongly, 3 no owner is running.
 """
@@ -109,7 +109,7 @@ def _run(name: str, arguments: list[str], state: str | None) -> int:
         return _misused(f"unknown verb {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     if name == "feed":
         return _feed(arguments, state)
-    options = _parsed(name, verb, arguments, state)
+    options = _parsed(name, arguments, state)
     from tidelock.errors import TidelockError
 
     function = getattr(_module(verb), name)
@@ -133,7 +133,9 @@ def parser_of(name: str) -> "ArgumentParser":
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--state", metavar="DIR", help="the deck's directory (default: $TIDELOCK_STATE, else ./.tidelock)")
+    parser.add_argument(
+        "--state", metavar="DIR", help="the deck's directory (default: $TIDELOCK_STATE, else ./.tidelock)"
+    )
     getattr(module, f"{name}_options")(parser)
     return parser
 
@@ -142,7 +144,7 @@ def _dedented(docstring: str) -> str:
     return "\n".join(line.removeprefix("    ") for line in docstring.strip().splitlines())
 
 
-def _parsed(name: str, verb: Verb, arguments: list[str], state: str | None) -> "Namespace":
+def _parsed(name: str, arguments: list[str], state: str | None) -> "Namespace":
     from pathlib import Path
 
     # What follows "--" is somebody else's command line and none of our options.

@@ -11,7 +11,9 @@ def adopt_options(parser: ArgumentParser) -> None:
     """Options of adopt."""
     parser.add_argument("name", metavar="NAME", help="the worker it becomes")
     parser.add_argument("pid", metavar="PID", type=int, help="the process, as it runs now")
-    parser.add_argument("-e", "--env", action="append", default=[], metavar="K[=V]", help="keep this variable for restarts")
+    parser.add_argument(
+        "-e", "--env", action="append", default=[], metavar="K[=V]", help="keep this variable for restarts"
+    )
     parser.add_argument("--json", action="store_true", help="print its status as JSON")
     parser.epilog = (
         "example:\n"

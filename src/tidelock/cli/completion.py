@@ -75,7 +75,8 @@ def _answers(before: list[str], begun: str, state: Path) -> list[str]:
     parser = parser_of(verb)
     if begun.startswith("-"):
         return sorted(option for option in parser._option_string_actions if option.startswith(begun))  # noqa: SLF001 - argparse has no public list of its options
-    choices = [str(choice) for action in parser._actions if not action.option_strings for choice in action.choices or ()]  # noqa: SLF001 - as above
+    positional = [action for action in parser._actions if not action.option_strings]  # noqa: SLF001 - as above
+    choices = [str(choice) for action in positional for choice in action.choices or ()]
     if verb in _NAMING:
         folder = state / "workers"
         if folder.is_dir():

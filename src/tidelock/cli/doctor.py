@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from tidelock.cli import DONE, FAILED, output
 
 if TYPE_CHECKING:
-    from tidelock.cli.examination import Report, Suspect
+    from tidelock.cli.examination import LockHeld, Report, Suspect
+
+SCREENFUL = 20
 
 
 def doctor_options(parser: ArgumentParser) -> None:
@@ -44,39 +46,50 @@ def doctor(options: Namespace) -> int:
 def _print(report: "Report") -> None:
     colour = output.wants_colour()
 
-    def mark(*, good: bool) -> str:
-        return output.painted("yes" if good else "NO ", "32" if good else "31", colour=colour)
+    def told(*, good: bool, text: str) -> str:
+        return f"  {output.painted('yes' if good else 'NO ', '32' if good else '31', colour=colour)}  {text}"
 
     owner = f"owner is pid {report.owner_pid}" if report.supervised else "not supervised"
-    print(f"Linux {report.kernel}; deck {report.state_dir}: {owner}\n")
-    print("Kernel and machine")
-    for feature in report.features:
-        print(f"  {mark(good=feature.present)}  {feature.name}: {feature.gives if feature.present else feature.without}")
-    print(f"\nContainment: {report.containment}\n\nLayers")
-    for layer in report.layers:
-        print(f"  {mark(good=layer.holds)}  {layer.layer}: {layer.strength}; {layer.why}")
-    print("\nLimits")
-    for limit in report.limits:
-        value = "unlimited" if limit.value is None else str(limit.value)
-        print(f"  {mark(good=limit.enough)}  {limit.name} = {value}: {limit.room}")
-    print("\nLocks held")
-    for lock in report.locks[:20]:
-        who = ", ".join(f"pid {pid} ({command[:60]})" for pid, command in zip(lock.holders, lock.commands, strict=True))
-        print(f"  {lock.lock}: {who or 'by a process that cannot be seen from here'}")
-    if len(report.locks) > 20:  # noqa: PLR2004 - a screenful
-        print(f"  and {len(report.locks) - 20} more (--json shows all)")
-    if not report.locks:
-        print("  none")
-    print("\nDuplicates and orphans")
-    for suspect in report.suspects:
-        print(f"  pid {suspect.pid} {suspect.kind}: {suspect.command[:80]} — {suspect.why}")
-    if not report.suspects:
-        print("  none found")
+    print(f"Linux {report.kernel}; deck {report.state_dir}: {owner}")
+    _section(
+        "Kernel and machine",
+        [
+            told(good=one.present, text=f"{one.name}: {one.gives if one.present else one.without}")
+            for one in report.features
+        ],
+    )
+    print(f"\nContainment: {report.containment}")
+    _section("Layers", [told(good=one.holds, text=f"{one.layer}: {one.strength}; {one.why}") for one in report.layers])
+    _section(
+        "Limits",
+        [
+            told(good=one.enough, text=f"{one.name} = {'unlimited' if one.value is None else one.value}: {one.room}")
+            for one in report.limits
+        ],
+    )
+    _section("Locks held", [f"  {lock.lock}: {_holders(lock)}" for lock in report.locks])
+    _section(
+        "Duplicates and orphans",
+        [f"  pid {one.pid} {one.kind}: {one.command[:80]}; {one.why}" for one in report.suspects],
+    )
     print()
     for problem in report.problems:
         print(output.painted(f"! {problem}", "31", colour=colour))
     if not report.problems:
         print(output.painted("Nothing is wrong.", "32", colour=colour))
+
+
+def _section(title: str, lines: list[str]) -> None:
+    print(f"\n{title}")
+    for line in lines[:SCREENFUL] or ["  none"]:
+        print(line)
+    if len(lines) > SCREENFUL:
+        print(f"  and {len(lines) - SCREENFUL} more (--json shows all)")
+
+
+def _holders(lock: "LockHeld") -> str:
+    who = [f"pid {pid} ({command[:60]})" for pid, command in zip(lock.holders, lock.commands, strict=True)]
+    return ", ".join(who) or "by a process that cannot be seen from here"
 
 
 def _fix(suspects: "list[Suspect]") -> int:

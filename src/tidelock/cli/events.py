@@ -94,8 +94,11 @@ def _print(event: dict[str, Any], *, as_json: bool) -> None:
     colour = output.wants_colour()
     bad = {"crashed", "failed", "killed", "unhealthy", "lock-conflict", "orphan-reaped"}
     kind = output.painted(event["kind"].ljust(13), "31" if event["kind"] in bad else "32", colour=colour)
-    detail = ", ".join(f"{key}={_short(value)}" for key, value in event["detail"].items() if value not in (None, "", []))
-    print(f"{event['id']:>6}  {event['at'][:19].replace('T', ' ')}  {event['worker'] or '(deck)':<16} {kind} {detail}".rstrip())
+    detail = ", ".join(
+        f"{key}={_short(value)}" for key, value in event["detail"].items() if value not in (None, "", [])
+    )
+    at = event["at"][:19].replace("T", " ")
+    print(f"{event['id']:>6}  {at}  {event['worker'] or '(deck)':<16} {kind} {detail}".rstrip())
 
 
 def _short(value: Any) -> str:

@@ -1,9 +1,10 @@
 """What ``doctor`` finds out: the machine's features, the deck's layers, and processes that should not be.
 
 It only looks. Three kinds of processes are looked for: orphans of this deck (they carry one of its cookies and no
-record wants them), duplicates (two trees that carry the same worker's name), and likenesses: processes that are nobody's
-and that were started with the same command line in the same directory several times, or that hold the same token in
-their environment. The last kind is how thirteen orphaned bots look from outside; it is a suspicion and never more.
+record wants them), duplicates (two trees that carry the same worker's name), and likenesses: processes that are
+nobody's and that were started with the same command line in the same directory several times, or that hold the same
+token in their environment. The last kind is how thirteen orphaned bots look from outside; it is a suspicion and never
+more.
 """
 
 import hashlib
@@ -227,7 +228,12 @@ def _limits(workers: int) -> Iterator[Limit]:
     yield Limit("open files (RLIMIT_NOFILE)", soft, f"room for about {room} workers", room > workers)
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     shown = None if processes == resource.RLIM_INFINITY else processes
-    yield Limit("processes (RLIMIT_NPROC)", shown, "no limit" if shown is None else "shared by this user", shown is None or shown > workers)
+    yield Limit(
+        "processes (RLIMIT_NPROC)",
+        shown,
+        "no limit" if shown is None else "shared by this user",
+        shown is None or shown > workers,
+    )
     for name, path, least in (
         ("pids (kernel.pid_max)", "/proc/sys/kernel/pid_max", workers * 2 + 1000),
         ("inotify instances (fs.inotify.max_user_instances)", "/proc/sys/fs/inotify/max_user_instances", 8),
@@ -268,9 +274,7 @@ def _layers(
         "cookie": "SIGTERM, SIGKILL, and the cookie scan for what escaped",
         "group": "SIGTERM and SIGKILL to the process group only",
     }
-    yield LayerVerdict(
-        "L3 escalation", holds=strength != "group", strength=strength, why=how[strength]
-    )
+    yield LayerVerdict("L3 escalation", holds=strength != "group", strength=strength, why=how[strength])
     unique = next(feature.present for feature in features if feature.name.startswith("pidfd inode"))
     identity = "boot id, pid, start time and pidfd inode" if unique else "boot id, pid and start time"
     yield LayerVerdict(
@@ -308,7 +312,9 @@ def _locks_work(state: Path) -> tuple[bool, str]:
             path.unlink()
     except (OSError, TidelockError) as error:
         return False, f"locks cannot be tried in {folder}: {error}"
-    return (True, f"tried in {folder}") if refused else (False, f"{folder} grants one lock twice; is it a network share?")
+    return (
+        (True, f"tried in {folder}") if refused else (False, f"{folder} grants one lock twice; is it a network share?")
+    )
 
 
 def _locks(state: Path) -> Iterator[LockHeld]:
@@ -335,7 +341,7 @@ def _open_files(wanted: set[tuple[int, int]]) -> dict[tuple[int, int], list[int]
             continue
         for descriptor in descriptors:
             try:
-                facts = os.stat(descriptor.path)
+                facts = Path(descriptor.path).stat()
             except OSError:
                 continue
             key = (facts.st_dev, facts.st_ino)
@@ -350,7 +356,7 @@ def _open_files(wanted: set[tuple[int, int]]) -> dict[tuple[int, int], list[int]
 def _of_this_deck(state: Path, records: list[Record]) -> Iterator[Suspect]:
     """Processes that carry a cookie of this deck which no record knows."""
     known = {record.cookie for record in records}
-    here = str(Path(os.path.abspath(state)) / "workers")
+    here = str(Path.cwd() / state / "workers")
     for cookie, pids in containment.cookie_scan().items():
         if cookie in known:
             continue
@@ -373,38 +379,45 @@ def _of_this_deck(state: Path, records: list[Record]) -> Iterator[Suspect]:
 
 def _likenesses() -> Iterator[Suspect]:
     """Processes that are nobody's and look like several copies of one program."""
-    same_command: dict[tuple[str, str, int], list[int]] = defaultdict(list)
+    same_command: dict[str, list[int]] = defaultdict(list)
     same_secret: dict[tuple[str, bytes], list[int]] = defaultdict(list)
-    for pid in flock.all_pids():
-        if pid in {1, os.getpid()}:
-            continue
-        command = ids.command_line(pid)
-        words = command.split()
-        if len(words) < 2 or not any(os.path.basename(words[0]).startswith(name) for name in _INTERPRETERS):  # noqa: PLR2004 - an interpreter and what it runs
-            continue
-        environment = _environment(pid)
-        if COOKIE_ENV.encode() in environment or "tidelock" in command:
-            continue
+    for pid, command, environment in _programs_of_nobody():
         try:
-            place, owner = os.readlink(f"/proc/{pid}/cwd"), os.stat(f"/proc/{pid}").st_uid
+            place = Path(f"/proc/{pid}/cwd").readlink()
         except OSError:
             continue
-        same_command[command, place, owner].append(pid)
+        same_command[f"{command}\0{place}"].append(pid)
         for key, value in environment.items():
             if value and any(word in key.upper() for word in _SECRET_WORDS):
                 same_secret[key.decode("utf-8", "replace"), hashlib.sha256(value).digest()].append(pid)
     told: set[int] = set()
-    for (command, place, _), pids in same_command.items():
-        apart = _unrelated(pids)
-        if len(apart) > 1 and any(_is_orphan(pid) for pid in apart):
-            for pid in apart:
-                told.add(pid)
-                yield Suspect(pid, "likeness", command[:200], f"one of {len(apart)} alike in {place}")
-    for (key, _), pids in same_secret.items():
-        apart = [pid for pid in _unrelated(pids) if pid not in told]
-        if len(apart) > 1 and any(_is_orphan(pid) for pid in apart):
-            for pid in apart:
-                yield Suspect(pid, "likeness", ids.command_line(pid)[:200], f"one of {len(apart)} with the same {key}")
+    for alike, pids in same_command.items():
+        command, _, place_text = alike.partition("\0")
+        for pid, count in _suspicious(pids):
+            told.add(pid)
+            yield Suspect(pid, "likeness", command[:200], f"one of {count} alike in {place_text}")
+    for (name, _), pids in same_secret.items():
+        for pid, count in _suspicious([pid for pid in pids if pid not in told]):
+            yield Suspect(pid, "likeness", ids.command_line(pid)[:200], f"one of {count} with the same {name}")
+
+
+def _programs_of_nobody() -> Iterator[tuple[int, str, dict[bytes, bytes]]]:
+    """Scripts that some interpreter runs and that are no worker of any deck."""
+    for pid in flock.all_pids():
+        command = ids.command_line(pid)
+        program, _, rest = command.partition(" ")
+        if not rest or pid in {1, os.getpid()} or not program.rpartition("/")[2].startswith(_INTERPRETERS):
+            continue
+        environment = _environment(pid)
+        if COOKIE_ENV.encode() not in environment and "tidelock" not in command:
+            yield pid, command, environment
+
+
+def _suspicious(pids: list[int]) -> Iterator[tuple[int, int]]:
+    """Those of them that nobody else of them started, if there are several and one has lost its parent."""
+    apart = _unrelated(pids)
+    if len(apart) > 1 and any(_is_orphan(pid) for pid in apart):
+        yield from ((pid, len(apart)) for pid in apart)
 
 
 def _unrelated(pids: list[int]) -> list[int]:

@@ -1,7 +1,6 @@
 """``tidelock export``: the deck's daemon as a unit of systemd or a manifest for Kubernetes."""
 
 import json
-import os
 import shutil
 import sys
 from argparse import ArgumentParser, Namespace
@@ -16,7 +15,9 @@ def export_options(parser: ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", nargs="?", help="the tidelock.toml that `up` shall apply")
     parser.add_argument("--user", metavar="USER", help="systemd: run the daemon as this user")
     parser.add_argument("--name", default="tidelock", help="name of the unit or the resources (default tidelock)")
-    parser.add_argument("--image", default="tidelock:latest", help="kubernetes: the image with tidelock and your workers")
+    parser.add_argument(
+        "--image", default="tidelock:latest", help="kubernetes: the image with tidelock and your workers"
+    )
     parser.add_argument("--storage", default="1Gi", help="kubernetes: size of the state volume")
     parser.add_argument("-o", "--output", metavar="PATH", help="write there instead of standard output")
     parser.epilog = (
@@ -110,7 +111,9 @@ def _kubernetes_manifest(options: Namespace) -> str:
     volumes: list[dict[str, object]] = []
     if options.file:
         text = Path(options.file).read_text(encoding="utf-8")
-        documents.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"tidelock.toml": text}})
+        documents.append(
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"tidelock.toml": text}}
+        )
         arguments.insert(1, "/etc/tidelock/tidelock.toml")
         mounts.append({"name": "config", "mountPath": "/etc/tidelock"})
         volumes.append({"name": "config", "configMap": {"name": name}})
@@ -163,7 +166,7 @@ def _kubernetes_manifest(options: Namespace) -> str:
         "# One pod, one owner: a StatefulSet never runs two pods of one name at a time.\n"
         "# Workers live in the pod; when it is replaced they are started again from the registry on the volume.\n"
         "# The page's token is in /var/lib/tidelock/token; --insecure is said because TLS ends at your ingress.\n"
-        f"# Made by: tidelock export kubernetes (in {os.path.basename(os.getcwd()) or '/'})\n"
+        f"# Made by: tidelock export kubernetes (in {Path.cwd().name or '/'})\n"
     )
     # JSON is YAML, and needs no emitter; `---` separates the documents.
     return header + "".join(f"---\n{json.dumps(document, indent=2)}\n" for document in documents)

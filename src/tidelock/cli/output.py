@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TextIO
 
-_STATE_COLOURS: Final = {
+STATE_COLOURS: Final = {
     "running": "32",
     "starting": "36",
     "stopping": "36",
@@ -28,7 +28,7 @@ def wants_colour(stream: TextIO = sys.stdout) -> bool:
 
 def state_in_colour(state: str, *, colour: bool) -> str:
     """The state, coloured for what it asks of a person."""
-    return painted(state, _STATE_COLOURS.get(state, "0"), colour=colour)
+    return painted(state, STATE_COLOURS.get(state, "0"), colour=colour)
 
 
 def painted(text: str, code: str, *, colour: bool) -> str:

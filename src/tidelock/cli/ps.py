@@ -76,7 +76,7 @@ def _print_table(shown: dict[str, Any]) -> None:
     workers = shown["workers"]
     if workers:
         colour = output.wants_colour()
-        paints = [output._STATE_COLOURS.get(worker["state"]) for worker in workers]
+        paints = [output.STATE_COLOURS.get(worker["state"]) for worker in workers]
         header = ("NAME", "STATE", "PID", "UPTIME", "CPU", "RSS", "RESTARTS", "NOTE")
         colours = [{1: paint} if paint else {} for paint in paints] if colour else ()
         print(output.table(header, [_row(worker) for worker in workers], colours))

@@ -1,6 +1,7 @@
 """``tidelock reload``, and the hidden verb by which new code is tried out first."""
 
 from argparse import ArgumentParser, Namespace
+from typing import Any
 
 from tidelock.cli import DONE, FAILED
 from tidelock.client import Client
@@ -27,11 +28,13 @@ def reload(options: Namespace) -> int:
     if after is None:
         print("tidelock: the daemon did not come back; look with `tidelock doctor`, start with `tidelock up`")
         return FAILED
-    print(f"pid {after['owner_pid']}: {before['version']} → {after['version']}, {sum(after['counts'].values())} workers")
+    print(
+        f"pid {after['owner_pid']}: {before['version']} → {after['version']}, {sum(after['counts'].values())} workers"
+    )
     return DONE
 
 
-def _back(options: Namespace, before: str) -> dict[str, object] | None:
+def _back(options: Namespace, before: str) -> dict[str, Any] | None:
     """The deck after the replacement: it answers again, and says that it was started anew."""
     import time
 
@@ -39,7 +42,7 @@ def _back(options: Namespace, before: str) -> dict[str, object] | None:
     while time.monotonic() < deadline:
         try:
             with Client(options.state, timeout_seconds=WAIT_SECONDS) as client:
-                deck: dict[str, object] = client.document("GET", "/api/v1/deck")
+                deck: dict[str, Any] = client.document("GET", "/api/v1/deck")
                 if deck["started_at"] != before:
                     return deck
         except ClientError:

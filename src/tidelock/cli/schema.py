@@ -8,7 +8,11 @@ from tidelock.cli import DONE
 
 def schema_options(parser: ArgumentParser) -> None:
     """Options of schema."""
-    parser.epilog = "example:\n  tidelock schema > tidelock.schema.json\n  (then, in the first line of tidelock.toml:  #:schema ./tidelock.schema.json)"
+    parser.epilog = (
+        "example:\n"
+        "  tidelock schema > tidelock.schema.json\n"
+        "  (then, in the first line of tidelock.toml:  #:schema ./tidelock.schema.json)"
+    )
 
 
 def schema(_options: Namespace) -> int:

@@ -24,7 +24,9 @@ def start_options(parser: ArgumentParser) -> None:
     parser.add_argument("--secret-env", action="append", default=[], metavar="K=FILE", help="the same, also as env")
     parser.add_argument("--bound", action="store_true", help="ends with the owner (default: survives it)")
     parser.add_argument("--template", metavar="T", help="start from [template.T] of the applied tidelock.toml")
-    parser.add_argument("--satellite", metavar="KIND", choices=SATELLITES, help="a ready worker: " + ", ".join(SATELLITES))
+    parser.add_argument(
+        "--satellite", metavar="KIND", choices=SATELLITES, help="a ready worker: " + ", ".join(SATELLITES)
+    )
     parser.add_argument("--cwd", metavar="DIR", help="working directory (default: its own data/)")
     parser.add_argument("--restart", choices=("always", "on-failure", "never"), help="default: on-failure")
     parser.add_argument("--max-crashes", type=int, metavar="N", help="crashes in five minutes before it waits for you")
@@ -63,7 +65,9 @@ def start(options: Namespace) -> int:
         if options.template:
             allowed = {"env", "labels", "lifetime"}
             if extra := own.keys() - allowed - {"secrets"}:
-                raise SpecError(", ".join(sorted(extra)), "with --template", "set it in the template, or use -e, --label")
+                raise SpecError(
+                    ", ".join(sorted(extra)), "with --template", "set it in the template, or use -e, --label"
+                )
             secrets = {key: secret["value"] for key, secret in own.pop("secrets", {}).items()}
             body = {"name": options.name, "template": options.template, **own}
             body |= ({"command": command} if command else {}) | ({"secrets": secrets} if secrets else {})
@@ -95,7 +99,10 @@ def _own_fields(options: Namespace) -> dict[str, Any]:
         "inherit_env": options.inherit_env,
         "secrets": {
             **{key: {"value": _read(file)} for key, file in _pairs("--secret", options.secret).items()},
-            **{key: {"value": _read(file), "env": True} for key, file in _pairs("--secret-env", options.secret_env).items()},
+            **{
+                key: {"value": _read(file), "env": True}
+                for key, file in _pairs("--secret-env", options.secret_env).items()
+            },
         },
         "lifetime": "bound" if options.bound else None,
         "cwd": str(Path(options.cwd).resolve()) if options.cwd else None,

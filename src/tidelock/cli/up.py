@@ -15,16 +15,22 @@ MOST_LOG_BYTES: Final = 10_000_000
 
 def up_options(parser: ArgumentParser) -> None:
     """Options of up."""
-    parser.add_argument("file", metavar="FILE", nargs="?", help="configuration to apply (default: ./tidelock.toml if there)")
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", help="configuration to apply (default: ./tidelock.toml if there)"
+    )
     parser.add_argument("--detach", action="store_true", help="go to the background once everything is up")
     parser.add_argument("--listen", metavar="HOST:PORT", help="where the page is served (default 127.0.0.1:8787)")
     parser.add_argument("--no-http", action="store_true", help="the Unix socket only, no page")
     parser.add_argument("--insecure", action="store_true", help="allow an address others reach, without TLS")
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain (PEM)")
     parser.add_argument("--tls-key", metavar="FILE", help="private key (PEM)")
-    parser.add_argument("--host", action="append", default=[], metavar="NAME", help="a further name the page is called by")
+    parser.add_argument(
+        "--host", action="append", default=[], metavar="NAME", help="a further name the page is called by"
+    )
     parser.add_argument("--log-format", choices=("text", "json"), default="text", help="for people, or for machines")
-    parser.add_argument("--sample-seconds", type=float, metavar="S", help="sample cpu and memory also when nobody looks")
+    parser.add_argument(
+        "--sample-seconds", type=float, metavar="S", help="sample cpu and memory also when nobody looks"
+    )
     parser.epilog = (
         "examples:\n"
         "  tidelock up                         (in the foreground, Ctrl-C to leave)\n"

@@ -1,18 +1,16 @@
 """``/api/v1``: every verb of the deck over HTTP.
 
-Handlers are thin: they read what was asked, call one verb of the deck and give back its value. Errors of the tree become
-problem documents in one place (:mod:`tidelock.server.problems`). Verbs are idempotent as the deck's are: a stop of a
-stopped worker is its status.
+Handlers are thin: they read what was asked, call one verb of the deck and give back its value. Errors of the tree
+become problem documents in one place (:mod:`tidelock.server.problems`). Verbs are idempotent as the deck's are: a stop
+of a stopped worker is its status.
 """
 
 import asyncio
 import base64
 import binascii
 import hashlib
-import os
 import time
 from collections import Counter
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from http import HTTPStatus
@@ -33,7 +31,7 @@ from msgspec import UNSET
 from tidelock import __version__
 from tidelock.config import spec_from_template
 from tidelock.deck import logs as deck_logs
-from tidelock.errors import SpecError, TidelockError, UnknownWorker
+from tidelock.errors import SpecError, TidelockError
 from tidelock.kernel import logreader
 from tidelock.model import Event, EventKind, Secret, State, WorkerSpec, WorkerStatus, worker_name
 from tidelock.server import applying, metrics
@@ -150,7 +148,14 @@ async def list_workers(
     if limit is not None and len(chosen) > limit:
         chosen = chosen[:limit]
         following = _cursor(_sort_key(chosen[-1], sort))
-    page = WorkerPage(True, services.deck.owner_pid, total, dict(counts), chosen, following)
+    page = WorkerPage(
+        supervised=True,
+        owner_pid=services.deck.owner_pid,
+        total=total,
+        counts=dict(counts),
+        workers=chosen,
+        next=following,
+    )
     etag = _etag(page)
     headers = {"etag": etag, "cache-control": "no-cache"}
     if etag in request.headers.get("if-none-match", ""):
@@ -238,7 +243,7 @@ async def adopt_worker(request: Asked, name: Name, data: AdoptRequest) -> Worker
 async def act_on_many(request: Asked, data: Bulk) -> BulkResults:
     """Each worker has its own result; one that fails does not keep the others from theirs."""
     services = _services(request)
-    names: Sequence[str]
+    names: list[str]
     if isinstance(data.names, str):
         names = [status.name for status in await services.deck.list()]
     else:
@@ -460,7 +465,7 @@ async def show_health(request: Asked) -> HealthAnswer:
 @get("/login", include_in_schema=False)
 async def login_by_link(request: Asked, token: str = "") -> Response[Any]:
     """The link shown at the first start: sets the cookies and goes on to the page."""
-    return Redirect("/", status_code=HTTPStatus.SEE_OTHER, cookies=_login(request, token))
+    return Redirect("/", status_code=303, cookies=_login(request, token))
 
 
 @post("/api/v1/login", include_in_schema=False, status_code=204)
@@ -562,11 +567,9 @@ def _beyond(
 
 
 def _etag(page: WorkerPage) -> str:
-    steady = [
-        (w.name, w.state, w.pid, w.started_at, w.exit, w.restarts, w.crashes, w.adopted, w.lifetime, w.port, w.health)
-        + (w.status_text, w.backoff_until, w.containment, w.labels)
-        for w in page.workers
-    ]
+    moving = {"uptime_seconds", "cpu_percent", "rss_bytes"}
+    fields = [field for field in WorkerStatus.__struct_fields__ if field not in moving]
+    steady = [[getattr(worker, field) for field in fields] for worker in page.workers]
     facts = msgspec.json.encode((page.owner_pid, page.total, page.counts, steady, page.next))
     return f'W/"{hashlib.blake2b(facts, digest_size=12).hexdigest()}"'
 

@@ -12,6 +12,8 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
+from litestar.plugins import PluginProtocol
+from litestar.plugins.core import MsgspecDIPlugin
 
 from tidelock import __version__
 from tidelock.server import problems
@@ -26,12 +28,13 @@ _SCHEMA_FOLDER: Final = "/api/v1/schema"
 
 def create_app(services: Services, hosts: Iterable[str] = ()) -> AsgiApp:
     """The application of one daemon, guarded."""
-    return Guard(_headed(create_litestar(services)), services.keys, frozenset(hosts))
+    app: Any = create_litestar(services)  # Litestar types its scopes more narrowly than ASGI itself
+    return Guard(_headed(app), services.keys, frozenset(hosts))
 
 
 def create_litestar(services: Services | None) -> Litestar:
     """The application without its guard; without services it can only describe itself."""
-    app = Litestar(
+    app = _MsgspecOnly(
         route_handlers=[*HANDLERS, _openapi, *_page_routes()],
         openapi_config=OpenAPIConfig(
             title="Tidelock",
@@ -51,6 +54,18 @@ def create_litestar(services: Services | None) -> Litestar:
     )
     app.state.services = services
     return app
+
+
+class _MsgspecOnly(Litestar):
+    """Litestar without its plugins for pydantic and attrs.
+
+    It loads both whenever they are installed (aiogram brings pydantic), which costs 8 MB in a daemon that speaks
+    msgspec only. There is no public switch in 2.x; when one comes, this class may go.
+    """
+
+    @staticmethod
+    def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
+        return [*plugins, MsgspecDIPlugin()]
 
 
 @get("/openapi.json", include_in_schema=False)

@@ -1,9 +1,9 @@
 """From a configuration to a deck: the plan, carrying it out, and remembering what came from a file.
 
-A worker that a file no longer names is removed only if a file brought it; one that was started by hand stays. Which ones a
-file brought, and the templates, are kept in ``STATE/applied.json``, written before the deck is changed (the union of old and
-new) and again afterwards: a crash between the two leaves names too many in it, never too few, and the next
-``apply`` comes to the same plan.
+A worker that a file no longer names is removed only if a file brought it; one that was started by hand stays. Which
+ones a file brought, and the templates, are kept in ``STATE/applied.json``, written before the deck is changed (the
+union of old and new) and again afterwards: a crash between the two leaves names too many in it, never too few, and the
+next ``apply`` comes to the same plan.
 """
 
 import asyncio

@@ -60,7 +60,7 @@ def token_of(state_dir: Path) -> tuple[str, bool]:
             continue
         except OSError as error:
             raise StateDirRefused(f"{path}: {error.strerror}") from error
-        with open(descriptor, encoding="ascii", errors="replace") as file:
+        with os.fdopen(descriptor, encoding="ascii", errors="replace") as file:
             if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077:
                 raise StateDirRefused(f"{path} may be read by others; chmod 600 it, or delete it to get a new token")
             token = file.read().strip()

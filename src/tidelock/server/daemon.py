@@ -1,21 +1,20 @@
 """``tidelock up``: own the deck, apply the configuration, serve the socket and the page, and leave well.
 
-The daemon adds no state of its own to the deck: killed at any instruction, the next one finds everything by opening the
-deck. SIGTERM stops bound workers, leaves adoptable ones running and says which. ``reload`` replaces the program under the same
-pid (execve(2) keeps pid, children and the descriptors that are not close-on-exec), so children stay children and their exit
-codes are not missed; the listening sockets are carried over too, so no connection is refused meanwhile.
+The daemon adds no state of its own to the deck: killed at any instruction, the next one finds everything by opening
+the deck. SIGTERM stops bound workers, leaves adoptable ones running and says which. ``reload`` replaces the program
+under the same pid (execve(2) keeps pid, children and the descriptors that are not close-on-exec), so children stay
+children and their exit codes are not missed; the listening sockets are carried over too, so no connection is refused
+meanwhile.
 """
 
 import asyncio
 import contextlib
-import fcntl
 import gc
 import ipaddress
 import json
 import logging
 import os
 import signal
-import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -24,10 +23,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
 
-from tidelock import __version__, child
+from tidelock import child
 from tidelock.config import Config
 from tidelock.deck import AsyncDeck
-from tidelock.errors import DeckError, TidelockError
+from tidelock.errors import DeckError
 from tidelock.model import Event, State, WorkerStatus
 from tidelock.server import applying
 from tidelock.server.app import create_app
@@ -102,7 +101,7 @@ class _Daemon:
             await deck.close()
 
     async def _own(self, deck: AsyncDeck) -> int:
-        unlog = deck.on_event(_log_event)
+        deck.on_event(_log_event)
         keys, fresh_token = self._keys(deck.state_dir)
         services = Services(deck, datetime.now(UTC), keys, self._options.sample_seconds)
         services.preflight = lambda: asyncio.ensure_future(_preflight(deck.state_dir))
@@ -113,7 +112,7 @@ class _Daemon:
             await self._apply(deck)
             link = await self._say_ready(deck, fresh_token)
             self._options.ready(link)
-            # What start-up left behind is garbage now; freezing the rest keeps later collections short and pages shared.
+            # What start-up left behind is garbage now; freezing the rest keeps later collections short.
             gc.collect()
             gc.freeze()
             if await self._reload_or_leave(services):
@@ -123,7 +122,6 @@ class _Daemon:
         finally:
             services.close()
             await front.close()
-            unlog()
         return 0
 
     def _keys(self, state_dir: Path) -> tuple[Keys | None, str | None]:
@@ -222,9 +220,7 @@ def summary(applied: Applied) -> list[str]:
         if change.action in signs:
             fields = f" ({', '.join(change.fields)})" if change.fields else ""
             lines.append(f"{signs[change.action]} {change.name}{fields}")
-    for result in applied.results:
-        if result.problem is not None:
-            lines.append(f"! {result.name}: {result.problem.detail}")
+    lines += [f"! {result.name}: {result.problem.detail}" for result in applied.results if result.problem is not None]
     counts = {action: sum(change.action == action for change in applied.plan) for action in (*signs, "unchanged")}
     lines.append(
         ", ".join(

@@ -1,7 +1,7 @@
 """The last hour of cpu and memory, kept only for what somebody watches.
 
-Reading /proc for thousands of workers is work, so nothing is sampled until a page asks, and sampling ends a little after
-the last page stopped asking; ``--sample-seconds`` asks for all workers, always. One timer serves every watcher.
+Reading /proc for thousands of workers is work, so nothing is sampled until a page asks, and sampling ends a little
+after the last page stopped asking; ``--sample-seconds`` asks for all workers, always. One timer serves every watcher.
 """
 
 import asyncio

@@ -1,13 +1,16 @@
 """What the handlers of one daemon share: the deck and the few objects that live beside it."""
 
 import asyncio
-from collections.abc import Callable
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from tidelock.deck import AsyncDeck
 from tidelock.server.auth import GuessLimit, Keys
 from tidelock.server.samples import Sampler
 from tidelock.server.sse import EventFan, LogStreams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Services:

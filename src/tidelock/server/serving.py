@@ -69,7 +69,7 @@ class HttpFront:
         """Serve ``deck.sock``. Call only as the owner of the deck: a socket file of a dead owner is replaced."""
         config = self._config()
         listener = _unix_listener(state_dir) if carried_fd is None else socket.socket(fileno=carried_fd)
-        facts = os.stat(state_dir / SOCKET_NAME)
+        facts = (state_dir / SOCKET_NAME).stat()
         self._bound[state_dir / SOCKET_NAME] = (facts.st_dev, facts.st_ino)
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(
@@ -102,7 +102,7 @@ class HttpFront:
         carried = {}
         for kind, server in self._servers.items():
             carried[kind] = os.dup(server.sockets[0].fileno())
-            os.set_inheritable(carried[kind], True)
+            os.set_inheritable(carried[kind], True)  # noqa: FBT003 - the standard library's signature
         self._bound.clear()
         await self.close()
         return carried
@@ -242,7 +242,7 @@ def _tcp_listener(host: str, port: int) -> socket.socket:
 def _own(listener: socket.socket) -> socket.socket:
     """As a listener must be in this process, wherever it came from: not inherited by workers, not blocking."""
     listener.set_inheritable(False)
-    listener.setblocking(False)
+    listener.setblocking(False)  # noqa: FBT003 - as above
     return listener
 
 
@@ -269,5 +269,5 @@ def _dated(app: AsgiApp) -> AsgiApp:
     return dated
 
 
-class StalledReader(Exception):  # noqa: N818 - named for what happened, like all errors here; it never leaves the server
+class StalledReader(Exception):
     """A peer did not read for so long that its connection was cut."""
