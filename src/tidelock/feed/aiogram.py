@@ -20,7 +20,7 @@ from typing import Any, Final
 from aiogram import Bot, Dispatcher
 from aiogram.dispatcher.event.bases import UNHANDLED, CancelHandler, SkipHandler
 from aiogram.exceptions import TelegramConflictError
-from aiogram.methods import GetUpdates, TelegramMethod
+from aiogram.methods import GetUpdates, Response, TelegramMethod
 from aiogram.types import Update
 
 from tidelock.feed.botapi import GRACE_SECONDS, Asked, Order, Polling, current_item, settled, working_on
@@ -79,6 +79,10 @@ class RawGetUpdates(GetUpdates):
     """``getUpdates`` whose answer is not parsed, so that one unreadable update does not hide the others."""
 
     __returning__ = list[Any]
+
+
+# aiogram names this type anew for every answer; pydantic builds it anew each time unless somebody keeps it.
+_RAW_ANSWER: Final = Response[list[Any]]
 
 
 class Durable:

@@ -101,7 +101,7 @@ class Durable:
         self._persist_asked = 0
         self._persist_done = 0
         self._poll_arguments: dict[str, Any] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._finishers: set[asyncio.Task[None]] = set()
 
     # --- the poll ---------------------------------------------------------------------------------------------
 
@@ -155,50 +155,54 @@ class Durable:
             work.close()
             coroutine.close()
             return
-        with working_on(handout.item):
-            # A task of its own: at the end of the grace it is cancelled alone, not the library's loop around it.
-            task = asyncio.ensure_future(work)
-        handout.task = task
         try:
-            await asyncio.wait({task})
+            with working_on(handout.item):
+                await (work if self.app.concurrent_updates > 1 else self._alone(handout, work))
         except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.wait({task})
-            await self._finish(handout, task)
+            await self._end(handout, cancelled=True)
+            if _is_being_cancelled():
+                raise
+        except Exception as error:
+            handout.error = error
+            await self._end(handout)
             raise
-        coroutine.close()  # a processor of the user's may have decided not to run it; that is an outcome too
-        left = [one for one in handout.tasks if not one.done()]
-        if task.cancelled() or not left:
-            await self._finish(handout, task)
         else:
-            self.polling.to_background(handout)
-            finisher = asyncio.get_running_loop().create_task(self._finish_later(handout, task))
-            self._background.add(finisher)
-            finisher.add_done_callback(self._background.discard)
-        if not task.cancelled() and task.exception() is not None:
-            raise task.exception()  # type: ignore[misc]  # not None, as just seen
+            coroutine.close()  # a processor of the user's may have decided not to run it; that is an outcome too
+            if all(task.done() for task in handout.tasks):
+                await self._end(handout)
+            else:
+                self.polling.to_background(handout)
+                finisher = asyncio.get_running_loop().create_task(self._end_later(handout))
+                self._finishers.add(finisher)
+                finisher.add_done_callback(self._finishers.discard)
 
-    async def _finish_later(self, handout: Handout, task: "asyncio.Future[Any]") -> None:
-        handout.task = gathered = asyncio.gather(*handout.tasks, return_exceptions=True)
+    @staticmethod
+    async def _alone(handout: Handout, work: Any) -> None:
+        """Without concurrency the current task is the library's loop: at the end of the grace only we are cancelled."""
+        handout.task = asyncio.ensure_future(work)
+        await handout.task
+
+    async def _end_later(self, handout: Handout) -> None:
+        handout.task = asyncio.gather(*handout.tasks, return_exceptions=True)
         try:
-            await gathered
+            await handout.task
         except asyncio.CancelledError:
-            handout.error = None
-            task = gathered
-        await self._finish(handout, task)
+            await self._end(handout, cancelled=True)
+        else:
+            await self._end(handout)
 
-    async def _finish(self, handout: Handout, task: "asyncio.Future[Any]") -> None:
+    async def _end(self, handout: Handout, *, cancelled: bool = False) -> None:
         item = handout.item
         try:
-            if task.cancelled() or any(one.cancelled() for one in handout.tasks):
+            if cancelled or any(task.cancelled() for task in handout.tasks):
+                for task in handout.tasks:
+                    task.cancel()
                 await settled(item.hand_back())
-                return
-            error = task.exception() or handout.error
-            if error is not None:
-                await settled(item.failed(error))
-                return
-            await self._persisted()
-            await settled(item.done())
+            elif handout.error is not None:
+                await settled(item.failed(handout.error))
+            else:
+                await self._persisted()
+                await settled(item.done())
         finally:
             self.polling.end(handout)
 
@@ -315,6 +319,11 @@ def _durable_class(base: Any) -> Any:
 
     DurableApplication.__name__ = DurableApplication.__qualname__ = f"Durable{base.__name__}"
     return DurableApplication
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _seconds(timeout: Any) -> int:
