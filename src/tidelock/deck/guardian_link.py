@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 from collections import deque
@@ -32,7 +33,6 @@ _log: Final = logging.getLogger("tidelock.guardian")
 IDLE_SECONDS: Final = 5.0
 """How long a guardian with nobody to guard is kept: a worker that is just being restarted needs it again."""
 
-_FAREWELL_SECONDS: Final = 5.0
 _FIRST_DELAY_SECONDS: Final = 0.05
 _LONGEST_DELAY_SECONDS: Final = 30.0
 _SHORT_LIFE_SECONDS: Final = 2.0
@@ -117,14 +117,11 @@ class GuardianLink:
         self._enabled = False
         self._cancel_timer()
         self._let_go()
-        if not self._bound:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_FAREWELL_SECONDS):
-                    for pidfd in list(self._leaving):
-                        self._watch.forget(pidfd)
-                        await _ended(pidfd)
         for pidfd in list(self._leaving):
             self._watch.forget(pidfd)
+            if not self._bound:  # it has nothing to do, and may not even have finished starting: do not wait for that
+                ids.send_signal(pidfd, signal.SIGKILL)
+                await _ended(pidfd)
             self._reap(pidfd)
 
     def _start(self) -> None:

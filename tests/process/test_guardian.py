@@ -1,0 +1,355 @@
+"""The guardian dies, works beside a new owner, is carried over an exec, and never keeps anybody waiting."""
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.child_owner import Owner, Reports
+from support.child_program import Program
+from tidelock.deck import AsyncDeck, guardian_link
+from tidelock.deck.guardian_link import GuardianLink
+from tidelock.deck.watch import DeathWatch
+from tidelock.kernel.containment import Tree, new_cookie
+
+WORST = Path(__file__).parents[1] / "support" / "child_worst.py"
+PATIENCE_SECONDS = 20.0
+
+COOPERATING = """
+import os, sys
+from tidelock.child import lifeline
+with lifeline() as life:
+    with open(sys.argv[2], "w") as fifo:
+        fifo.write(f"{sys.argv[1]} leader {os.getpid()}\\n")
+    life.wait()
+"""
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Iterator[Reports]:
+    """Where the workers say who they are."""
+    fifo = Reports(tmp_path / "fifo")
+    yield fifo
+    fifo.close()
+
+
+def deaf(name: str, reports: Reports) -> list[str]:
+    """A command that ignores every signal and its lifeline."""
+    return [sys.executable, "-S", "-E", str(WORST), "deaf", name, str(reports.path)]
+
+
+def start_deaf(owner: Owner, state: Path, name: str, reports: Reports, grace_seconds: float = 0.3) -> None:
+    """Start a deaf worker, bound."""
+    owner.do("start", state, name, deaf(name, reports), lifetime="bound", stop={"grace_seconds": grace_seconds})
+    reports.await_roles(name, "leader")
+
+
+def gone(pid: int) -> None:
+    """Wait until a process is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            assert select.select([pidfd], [], [], PATIENCE_SECONDS)[0], f"pid {pid} is still there"
+        finally:
+            os.close(pidfd)
+
+
+def new_guardian(owner: Owner, state: Path, not_this: int) -> int:
+    """Wait until the owner has another guardian."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (pid := owner.do("guardian", state)) in {None, not_this}:
+        assert time.monotonic() < deadline, "no other guardian came"
+    assert isinstance(pid, int)
+    return pid
+
+
+def await_on_post(guardian: int) -> None:
+    """Wait until the guardian has started so far that it ignores SIGTERM."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    bit = 1 << (signal.SIGTERM - 1)
+    while True:
+        status = Path(f"/proc/{guardian}/status").read_text(encoding="ascii")
+        if int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")), 16) & bit:
+            return
+        assert time.monotonic() < deadline, "the guardian does not get ready"
+
+
+def test_killing_the_guardian_alone_harms_nothing(tmp_path: Path, reports: Reports) -> None:
+    """The workers go on, the owner starts another guardian, and that one knows everybody."""
+    state = tmp_path / "state"
+    with Owner() as owner:
+        owner.do("open", state)
+        start_deaf(owner, state, "bot", reports)
+        first = owner.do("guardian", state)
+        await_on_post(first)
+        os.kill(first, signal.SIGTERM)  # a polite word does not make it leave its post
+        assert owner.do("status", state, "bot")["state"] == "running"
+        assert owner.do("guardian", state) == first
+        os.kill(first, signal.SIGKILL)
+        second = new_guardian(owner, state, first)
+        assert reports.alive("bot") == ["leader"]
+        owner.kill()
+        assert reports.await_gone("bot", PATIENCE_SECONDS) == []
+        gone(second)
+
+
+def test_killing_guardian_and_owner_together_leaves_the_other_layers(tmp_path: Path, reports: Reports) -> None:
+    """L1: who looks at its lifeline leaves. L4: the next open reaps who does not, and says so."""
+    state = tmp_path / "state"
+    with Owner() as owner:
+        owner.do("open", state)
+        start_deaf(owner, state, "deaf", reports)
+        source = str(Path(__file__).parents[2] / "src")
+        owner.do(
+            "start",
+            state,
+            "polite",
+            [sys.executable, "-c", COOPERATING, "polite", str(reports.path)],
+            lifetime="bound",
+            env={"PYTHONPATH": source},
+        )
+        reports.await_roles("polite", "leader")
+        guardian = owner.do("guardian", state)
+        owner.signal(signal.SIGSTOP)  # so that it cannot start another one in between
+        os.kill(guardian, signal.SIGKILL)
+        owner.kill()
+        gone(guardian)
+    assert reports.await_gone("polite", PATIENCE_SECONDS) == []
+    assert reports.alive("deaf") == ["leader"]
+
+    async def reopen() -> list[tuple[str | None, str]]:
+        async with AsyncDeck(state) as deck:
+            assert reports.alive("deaf") == []
+            return [(event.worker, str(event.kind)) for event in await deck.events()]
+
+    told = asyncio.run(reopen())
+    assert ("deaf", "orphan-reaped") in told
+    assert ("deaf", "killed") in told, "an escalation is an event"
+
+
+def test_a_new_owner_and_the_guardian_work_side_by_side(tmp_path: Path, reports: Reports) -> None:
+    """Both end the old tree; the next copy starts only when it is gone, and the guardian does not touch that one."""
+    state = tmp_path / "state"
+    with Owner() as owner:
+        owner.do("open", state)
+        start_deaf(owner, state, "bot", reports, grace_seconds=1.0)
+        guardian = owner.do("guardian", state)
+        owner.kill()
+
+    async def reopen() -> None:
+        async with AsyncDeck(state) as deck:
+            from tidelock.model import Stop
+
+            second = Reports(tmp_path / "second")
+            try:
+                await deck.start(
+                    "bot",
+                    [sys.executable, "-S", "-E", str(WORST), "deaf", "bot", str(second.path)],
+                    lifetime="bound",
+                    stop=Stop(grace_seconds=0.2),
+                    replace=True,
+                )
+                assert reports.alive("bot") == [], "the next copy was started beside the first"
+                second.await_roles("bot", "leader")
+                await asyncio.to_thread(gone, guardian)
+                assert second.alive("bot") == ["leader"]
+                assert (await deck.status("bot")).restarts == 0
+            finally:
+                await deck.stop("bot")
+                second.close()
+
+    asyncio.run(reopen())
+
+
+def test_a_fork_of_the_owner_is_not_the_owner(tmp_path: Path, reports: Reports) -> None:
+    """A child that the host forked outlives the owner and holds copies of its descriptors; the workers leave."""
+    state = tmp_path / "state"
+    source = """
+        import asyncio, os, signal, sys, warnings
+        from tidelock.deck import AsyncDeck
+        from tidelock.model import Stop
+        warnings.simplefilter("ignore", DeprecationWarning)      # forking beside threads is what is tested
+
+        async def main():
+            deck = AsyncDeck(sys.argv[1])
+            await deck.open()
+            await deck.start("bot", sys.argv[2:], lifetime="bound", stop=Stop(grace_seconds=0.2))
+            sys.stdin.readline()
+            if (pid := os.fork()) == 0:
+                print("fork", os.getpid(), flush=True)
+                signal.pause()
+            await asyncio.Event().wait()
+
+        asyncio.run(main())
+    """
+    with Program(source, str(state), *deaf("bot", reports), has_lifeline=False) as owner:
+        reports.await_roles("bot", "leader")
+        os.write(owner._write_fd, b"fork\n")
+        fork = int(owner.line().split()[1])
+        try:
+            owner.signal(signal.SIGKILL)
+            owner.ended()
+            assert reports.await_gone("bot", PATIENCE_SECONDS) == []
+        finally:
+            os.kill(fork, signal.SIGKILL)
+            gone(fork)
+
+
+def test_an_exec_in_place_keeps_workers_and_guardian(tmp_path: Path, reports: Reports) -> None:
+    """A reload is not a death: same guardian, same worker; the death that follows is one."""
+    state = tmp_path / "state"
+    source = """
+        import asyncio, json, os, sys
+        from tidelock.deck import AsyncDeck
+        from tidelock.model import Stop
+
+        async def main():
+            deck = AsyncDeck(sys.argv[1])
+            await deck.open()
+            if "SECOND" not in os.environ:
+                await deck.start("bot", sys.argv[2:], lifetime="bound", stop=Stop(grace_seconds=0.2))
+            status = await deck.status("bot")
+            print(json.dumps([os.getpid(), status.pid, deck._guardian.pid, str(status.state)]), flush=True)
+            sys.stdin.readline()
+            if "SECOND" not in os.environ:
+                told = deck.prepare_reexec()
+                os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | told | {"SECOND": "1"})
+
+        asyncio.run(main())
+    """
+    with Program(source, str(state), *deaf("bot", reports), has_lifeline=False) as owner:
+        first = json.loads(owner.line())
+        reports.await_roles("bot", "leader")
+        os.write(owner._write_fd, b"exec\n")
+        assert json.loads(owner.line()) == first
+        owner.signal(signal.SIGKILL)
+        owner.ended()
+        assert reports.await_gone("bot", PATIENCE_SECONDS) == []
+        gone(first[2])
+
+
+def test_orphans_of_a_subreaper_are_found(tmp_path: Path, reports: Reports) -> None:
+    """Where orphans go to a subreaper (a user's systemd, a container) their parent is not pid 1: found all the same."""
+    state = tmp_path / "state"
+    source = """
+        import ctypes, json, os, signal, subprocess, sys
+        PR_SET_CHILD_SUBREAPER = 36
+        assert ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        owner = subprocess.Popen([sys.executable, "-c", sys.argv[1], *sys.argv[2:]], stdout=subprocess.PIPE)
+        worker, guardian = json.loads(owner.stdout.readline())
+        owner.send_signal(signal.SIGSTOP)
+        os.kill(guardian, signal.SIGKILL)
+        owner.kill()
+        owner.wait()
+        parent = open(f"/proc/{worker}/stat").read().rpartition(")")[2].split()[1]
+        print(worker, int(parent) == os.getpid(), flush=True)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)          # reap whatever comes
+        sys.stdin.read()
+    """
+    owner = (
+        "import asyncio, json, sys\n"
+        "from tidelock.deck import AsyncDeck\n"
+        "async def main():\n"
+        "    deck = AsyncDeck(sys.argv[1])\n"
+        "    await deck.open()\n"
+        "    status = await deck.start('bot', sys.argv[2:], lifetime='bound')\n"
+        "    print(json.dumps([status.pid, deck._guardian.pid]), flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    with Program(source, owner, str(state), "sleep", "60", has_lifeline=False) as reaper:
+        pid, is_reaper = reaper.line().split()
+        assert is_reaper == "True"
+
+        async def reopen() -> list[str]:
+            async with AsyncDeck(state) as deck:
+                return [str(event.kind) for event in await deck.events(worker="bot")]
+
+        assert "orphan-reaped" in asyncio.run(reopen())
+        gone(int(pid))
+
+
+class Link:
+    """A link in this process, in a loop of its own."""
+
+    def __init__(self) -> None:
+        self.watch = DeathWatch()
+        self.watch.open(asyncio.get_running_loop())
+        self.link = GuardianLink(self.watch)
+
+    def bind(self, name: str) -> None:
+        """Bind a tree that nobody runs."""
+        self.link.bind(Tree(name, new_cookie(), None), signal.SIGTERM, 0.1)
+
+    async def close(self) -> None:
+        """Close both."""
+        await self.link.close()
+        self.watch.close()
+
+
+def test_a_guardian_with_nobody_to_guard_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is kept for a moment, because a worker may just be restarting; then it goes, and comes back when needed."""
+    monkeypatch.setattr(guardian_link, "IDLE_SECONDS", 0.2)
+
+    async def scenario() -> None:
+        one = Link()
+        one.bind("bot")
+        first = one.link.pid
+        assert first is not None
+        one.link.unbind("bot")
+        one.bind("bot")
+        await asyncio.sleep(0.5)
+        assert one.link.pid == first, "a worker that restarts keeps its guardian"
+        one.link.unbind("bot")
+        await asyncio.to_thread(gone, first)
+        one.bind("bot")
+        assert one.link.pid not in {first, None}
+        one.link.unbind("bot")
+        await one.close()
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    asyncio.run(scenario())
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not _children()
+
+
+def test_a_guardian_that_does_not_listen_holds_nobody_up() -> None:
+    """A stopped guardian and a full channel: the owner goes on, and everything is said once it listens again."""
+
+    async def scenario() -> None:
+        one = Link()
+        one.bind("first")
+        guardian = one.link.pid
+        assert guardian is not None
+        os.kill(guardian, signal.SIGSTOP)
+        began = time.monotonic()
+        for number in range(3000):
+            one.bind(f"bot-{number}")
+        assert time.monotonic() - began < PATIENCE_SECONDS
+        assert one.link._unsaid, "the channel took everything; the test is too small"
+        os.kill(guardian, signal.SIGCONT)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while one.link._unsaid:  # noqa: ASYNC110 - what empties it is the loop itself
+                await asyncio.sleep(0.01)
+        for number in range(3000):
+            one.link.unbind(f"bot-{number}")
+        one.link.unbind("first")
+        await one.close()
+
+    asyncio.run(scenario())
+    assert not _children()
+
+
+def _children() -> list[int]:
+    try:
+        return [os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT).si_pid]
+    except (ChildProcessError, AttributeError):
+        return []
