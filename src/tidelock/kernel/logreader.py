@@ -177,7 +177,7 @@ class Follower:
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until something may have been written."""
-        if self._unread:
+        if self._unread or not self._logs:
             return True
         if self._fd < 0:
             select.select([], [], [], min(POLL_SECONDS, timeout_seconds or POLL_SECONDS))
