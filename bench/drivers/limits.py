@@ -1,6 +1,7 @@
 """The limits: what starting, replacing and ending processes costs when nothing is promised."""
 
 import subprocess
+from pathlib import Path
 from typing import ClassVar
 
 from bench.drivers.driver import Driver, Kind, Span
@@ -15,6 +16,12 @@ class Popen(Hosted):
     kind: ClassVar[Kind] = "limit"
     about = "`subprocess.Popen(command)` in a loop; kill loop and wait; a pidfd in a selector for replacements"
     host = "popen_host.py"
+    keeps_logs = True
+
+    def log_files(self, name: str) -> list[Path]:
+        """Its workers inherit its output, one plain file that is never rotated; with one worker, that worker's."""
+        del name
+        return [self.plan.directory / "manager.log"]
 
 
 class PosixSpawn(Driver):

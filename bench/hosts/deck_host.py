@@ -65,7 +65,6 @@ def with_facade(reading: int, writing: int) -> None:
                     plan, fields = request["workers"], fields_of(request)
                     begin_ns = time.monotonic_ns()
                     deck = Deck(Path(request["directory"]) / "state")
-                    deck.open()
                     answer(writing, begin_ns=begin_ns, end_ns=time.monotonic_ns())
                 case "start" if deck is not None:
                     answer(writing, **timed(lambda deck=deck: [deck.start(n, c, **fields) for n, c in plan]))

@@ -1,0 +1,21 @@
+"""Removes the cgroups of a deck that was killed in a measurement: nobody is left who would."""
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+_MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+
+
+def remove_cgroups(state_dir: Path) -> None:
+    """Remove the empty cgroup directories of the deck in ``state_dir``, if there is a deck; a live one is refused."""
+    registry = state_dir / "deck.db"
+    if not registry.exists():
+        return
+    with contextlib.closing(sqlite3.connect(registry)) as connection:
+        row = connection.execute("SELECT value FROM meta WHERE key = 'deck_id'").fetchone()
+    for mount in _MOUNTS if row is not None else ():
+        for home in mount.rglob(f"tidelock-{row[0]}"):
+            for directory in (*home.iterdir(), home):
+                with contextlib.suppress(OSError):  # files of the kernel's, or a process is still inside
+                    directory.rmdir()
