@@ -5,7 +5,6 @@ every violation of its Content-Security-Policy fails the test that caused it, un
 """
 
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.dash_daemon import Daemon, daemon_at
-from support.dash_page import DEADLINE_MS, WORKER, live
+from support.dash_page import DEADLINE_MS, WORKER, Complaints, live
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -71,27 +70,6 @@ def daemon(shared_daemon: Daemon) -> Iterator[Daemon]:
     shared_daemon.post("/bulk", {"verb": "remove", "names": "all"})
 
 
-class Complaints:
-    """What went wrong inside the page."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self.expected: list[str] = []
-
-    def expect(self, pattern: str) -> None:
-        """This test provokes errors that match."""
-        self.expected.append(pattern)
-
-    def watch(self, page: "Page") -> None:
-        """Hear this page."""
-        page.on("pageerror", lambda error: self.seen.append(f"exception: {error}"))
-        page.on("console", lambda message: message.type == "error" and self.seen.append(message.text))
-
-    def unexpected(self) -> list[str]:
-        """Those no test asked for."""
-        return [text for text in self.seen if not any(re.search(pattern, text) for pattern in self.expected)]
-
-
 @pytest.fixture
 def complaints() -> Iterator[Complaints]:
     """Fails the test at its end if the page complained."""
@@ -119,10 +97,25 @@ def new_page(browser: "Browser", complaints: Complaints) -> Iterator[Callable[..
         context.close()
 
 
-@pytest.fixture
-def page(new_page: Callable[..., "Page"], daemon: Daemon) -> "Page":
-    """A page that came in by the login link and shows the deck."""
-    page = new_page()
-    page.goto(daemon.login_link)
+@pytest.fixture(scope="session")
+def profile(browser: "Browser", shared_daemon: Daemon) -> Iterator["BrowserContext"]:
+    """One profile that came in by the login link; its cache is warm after the first page, as a user's is."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    context.set_default_timeout(DEADLINE_MS)
+    page = context.new_page()
+    page.goto(shared_daemon.login_link)
     live(page)
-    return page
+    page.close()
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(profile: "BrowserContext", daemon: Daemon, complaints: Complaints) -> Iterator["Page"]:
+    """A page that is logged in and shows the deck."""
+    page = profile.new_page()
+    complaints.watch(page)
+    page.goto(daemon.base)
+    live(page)
+    yield page
+    page.close()

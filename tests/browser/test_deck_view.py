@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.dash_daemon import Daemon
-from support.dash_page import live, row, worker
+from support.dash_page import Complaints, live, row, worker
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (group browser)")
 from playwright.sync_api import Page, expect
@@ -27,8 +27,8 @@ def test_a_row_tells_all_there_is_to_know_at_a_glance(page: Page, daemon: Daemon
     expect(alice.locator(".c-restarts")).to_have_text("0")
     expect(alice.locator(".c-rss")).to_contain_text("MB")
     expect(alice.locator(".c-line")).to_have_text("hello from alice")
-    expect(alice.locator(".c-cpu .spark-line")).to_be_visible()
-    expect(alice.locator(".c-rss .spark-line")).to_be_visible()
+    expect(alice.locator(".c-cpu .spark-line")).to_be_attached()
+    expect(alice.locator(".c-rss .spark-line")).to_be_attached()
     crashed = row(page, "crashed")
     expect(crashed.locator(".c-exit")).to_have_text("exit 3")
 
@@ -140,9 +140,9 @@ def test_many_at_once(page: Page, daemon: Daemon) -> None:
     assert daemon.names() == set()
 
 
-def test_a_refused_verb_is_told(page: Page, daemon: Daemon, complaints: "object") -> None:
+def test_a_refused_verb_is_told(page: Page, daemon: Daemon, complaints: Complaints) -> None:
     """When the daemon refuses, the reason is shown and the row stays true."""
-    complaints.expect("status of 4")  # type: ignore[attr-defined]
+    complaints.expect("status of 4")
     daemon.start("alice", worker("quiet"))
     row(page, "alice").wait_for()
     daemon.client.delete("/workers/alice").raise_for_status()

@@ -1,5 +1,6 @@
 """Words that tests of the page share: a worker's row, a page that is live, the command of a test worker."""
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,3 +25,24 @@ def live(page: "Page") -> None:
 def row(page: "Page", name: str) -> "Locator":
     """The row of a worker."""
     return page.locator(f'.worker-row[data-worker="{name}"]')
+
+
+class Complaints:
+    """What went wrong inside the page."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.expected: list[str] = []
+
+    def expect(self, pattern: str) -> None:
+        """This test provokes errors that match."""
+        self.expected.append(pattern)
+
+    def watch(self, page: "Page") -> None:
+        """Hear this page."""
+        page.on("pageerror", lambda error: self.seen.append(f"exception: {error}"))
+        page.on("console", lambda message: message.type == "error" and self.seen.append(message.text))
+
+    def unexpected(self) -> list[str]:
+        """Those no test asked for."""
+        return [text for text in self.seen if not any(re.search(pattern, text) for pattern in self.expected)]

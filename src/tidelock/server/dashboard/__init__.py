@@ -2,12 +2,12 @@
 
 Owns the routes ``/`` and ``/static/…`` and the security headers on them. Promises that nothing here holds data of a
 deck (so both need no login: the page asks the API, and shows its login form when the API says 401), that nothing
-is built (a file that is changed is served changed), and that the browser loads nothing from another host and runs
+is built (a file that is changed is served changed: the address of every file carries a digest of all of them, so a
+browser keeps what it has for as long as it is true, and an upgraded daemon never meets yesterday's modules), and that the browser loads nothing from another host and runs
 no inline script or style: the Content-Security-Policy forbids both, and Trusted Types forbid writing markup as text.
 """
 
-from email.utils import formatdate
-from functools import cache
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -47,8 +47,6 @@ _HEADERS: Final = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # Always ask again: the answer is usually an empty 304, and an upgraded daemon never meets yesterday's modules.
-    "cache-control": "no-cache",
 }
 
 _MEDIA_TYPES: Final = {
@@ -68,44 +66,46 @@ def create_dashboard_routes() -> list[HTTPRouteHandler]:
 
 @get("/", include_in_schema=False, sync_to_thread=False)
 def _page(request: Request[object, object, AppState]) -> Response[bytes]:
-    body = _shell(_newest_change()).encode()
-    return _answer(request, body, ".html", modified=_newest_change())
+    body = _shell(_digest()).encode()
+    etag = f'"{blake2b(body, digest_size=12).hexdigest()}"'
+    headers = {**_HEADERS, "etag": etag, "cache-control": "no-cache"}
+    if etag in request.headers.get("if-none-match", ""):
+        return Response(b"", status_code=HTTP_304_NOT_MODIFIED, headers=headers)
+    return Response(body, media_type=_MEDIA_TYPES[".html"], headers=headers)
 
 
-@get("/static/{path:path}", include_in_schema=False, sync_to_thread=False)
-def _static_file(request: Request[object, object, AppState], path: PurePosixPath) -> Response[bytes]:
+@get("/static/{digest:str}/{path:path}", include_in_schema=False, sync_to_thread=False)
+def _static_file(digest: str, path: PurePosixPath) -> Response[bytes]:  # noqa: ARG001 - the digest only names the address
     file = (_STATIC / str(path).lstrip("/")).resolve()
     # Resolved before it is compared, so that neither ".." nor a link leads out of the folder.
     if not file.is_relative_to(_STATIC) or file.suffix not in _MEDIA_TYPES or not file.is_file():
         raise NotFoundException(detail=f"no file {str(path)!r} belongs to the page")
-    return _answer(request, file.read_bytes(), file.suffix, modified=file.stat().st_mtime)
+    headers = {**_HEADERS, "cache-control": "public, max-age=31536000, immutable"}
+    return Response(file.read_bytes(), media_type=_MEDIA_TYPES[file.suffix], headers=headers)
 
 
-def _answer(
-    request: Request[object, object, AppState], body: bytes, suffix: str, *, modified: float
-) -> Response[bytes]:
-    etag = f'"{blake2b(body, digest_size=12).hexdigest()}"'
-    headers = {**_HEADERS, "etag": etag, "last-modified": formatdate(modified, usegmt=True)}
-    if etag in request.headers.get("if-none-match", ""):
-        return Response(b"", status_code=HTTP_304_NOT_MODIFIED, headers=headers)
-    return Response(body, media_type=_MEDIA_TYPES[suffix], headers=headers)
+def _digest() -> str:
+    """Changes whenever a file of the page does."""
+    seen = blake2b(__version__.encode(), digest_size=8)
+    for file in sorted((*_STATIC.rglob("*"), *_HERE.glob("templates/*"))):
+        if file.is_file():
+            facts = file.stat()
+            seen.update(f"{file.name}:{facts.st_size}:{facts.st_mtime_ns};".encode())
+    return seen.hexdigest()
 
 
-def _newest_change() -> float:
-    return max(file.stat().st_mtime for file in (*_STATIC.rglob("*"), *_HERE.glob("templates/*")) if file.is_file())
-
-
-@cache
-def _shell(_changed: float) -> str:
+@lru_cache(maxsize=2)
+def _shell(digest: str) -> str:
     """The HTML with every style sheet and module named, so that adding a widget is adding its two files."""
     environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, auto_reload=False
     )
     return environment.get_template("index.html").render(
         version=__version__,
-        # Layers first (theme), then vendors, then one sheet per widget and view: later ones may refine earlier ones.
-        styles=[_address(file) for folder in ("theme", "vendor", "widgets", "views") for file in _files(folder, "*.css")],
-        modules=[_address(file) for folder in ("core", "widgets", "views") for file in _files(folder, "*.js")],
+        root=f"static/{digest}",
+        # Theme first, then vendors, then one sheet per widget and view: later ones may refine earlier ones.
+        styles=[_path(file) for folder in ("theme", "vendor", "widgets", "views") for file in _files(folder, "*.css")],
+        modules=[_path(file) for folder in ("core", "widgets", "views") for file in _files(folder, "*.js")],
     )
 
 
@@ -113,5 +113,5 @@ def _files(folder: str, pattern: str) -> list[Path]:
     return sorted((_STATIC / folder).glob(pattern))
 
 
-def _address(file: Path) -> str:
-    return f"static/{file.relative_to(_STATIC).as_posix()}"
+def _path(file: Path) -> str:
+    return file.relative_to(_STATIC).as_posix()

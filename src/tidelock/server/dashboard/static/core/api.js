@@ -27,7 +27,8 @@ function refused({ field = null, detail = '' }) {
   const inner = detail.match(/^spec[^:]*: ((?:[a-z_]+)(?:\.[a-z_]+)*(?:\[[^\]]*\])?): (.*)$/s);
   if (inner) return { field: inner[1], detail: inner[2] };
   const name = field.replace(/^spec\./, '');
-  return { field: name, detail: [`${field}: `, `${name}: `].reduce((text, prefix) => (text.startsWith(prefix) ? text.slice(prefix.length) : text), detail) };
+  const reason = [`${field}: `, `${name}: `].reduce((text, prefix) => (text.startsWith(prefix) ? text.slice(prefix.length) : text), detail);
+  return { field: name, detail: reason.replace(/^Expected `(int|float)`.*/, 'A number is expected.') };
 }
 
 export const api = {

@@ -18,7 +18,7 @@ const FRESH = {
 
 export function AddView({ params }) {
   const [templates, setTemplates] = useState(null);
-  const [mode, setMode] = useState(params.template ? 'template' : 'command');
+  const [mode, setMode] = useState('command');
   const [form, setForm] = useState({ ...FRESH, template: params.template || '' });
   const [problem, setProblem] = useState(null);
   const [busy, setBusy] = useState(false);
@@ -28,11 +28,11 @@ export function AddView({ params }) {
   useEffect(() => {
     document.title = 'Add a worker · Tidelock';
     api.templates().then((list) => {
-      setTemplates(list);
-      if (list.length && !params.template) {
+      if (list.length) {
         setMode('template');
         setForm((before) => ({ ...before, template: before.template || list[0].name }));
       }
+      setTemplates(list);
     }, () => setTemplates([]));
   }, []);
 
@@ -61,7 +61,9 @@ export function AddView({ params }) {
     }
   };
 
-  const template = templates?.find(({ name }) => name === form.template);
+  // The form appears once it is known whether there are templates, so that nothing moves under the reader's hands.
+  if (templates === null) return html`<div class="skeleton add-view" role="status" aria-label="Reading templates"><div class="bone is-title"></div><div class="bone is-row"></div><div class="bone is-row"></div></div>`;
+  const template = templates.find(({ name }) => name === form.template);
   const errorFor = (...fields) => (problem?.field && fields.some((field) => problem.field === field || problem.field.startsWith(`${field}[`) || problem.field.startsWith(`${field}.`)) ? problem.message : null);
   const placed = problem && element.current && ANCHORS.some((field) => errorFor(field));
   const words = split(form.command);
@@ -76,12 +78,12 @@ export function AddView({ params }) {
         <fieldset class="panel"><legend>What it runs</legend>
           <div class="segments" role="radiogroup" aria-label="Made from">
             ${[['template', 'A template'], ['command', 'A command']].map(([key, title]) => html`
-              <label key=${key} class=${classes('segment', mode === key && 'is-on')}><input type="radio" name="mode" value=${key} checked=${mode === key} disabled=${key === 'template' && templates?.length === 0} onChange=${() => setMode(key)} />${title}</label>`)}
+              <label key=${key} class=${classes('segment', mode === key && 'is-on')}><input type="radio" name="mode" value=${key} checked=${mode === key} disabled=${key === 'template' && templates.length === 0} onChange=${() => setMode(key)} />${title}</label>`)}
           </div>
           ${mode === 'template' ? html`
             <div class=${classes('field', errorFor('template') && 'is-wrong')}><label for="f-template">Template</label>
               <select id="f-template" name="template" value=${form.template} aria-invalid=${errorFor('template') ? 'true' : undefined} onChange=${(e) => set('template')(e.target.value)}>
-                ${(templates || []).map(({ name }) => html`<option key=${name} value=${name} selected=${name === form.template}>${name}</option>`)}</select>
+                ${templates.map(({ name }) => html`<option key=${name} value=${name} selected=${name === form.template}>${name}</option>`)}</select>
               ${errorFor('template', 'command') && html`<p class="field-error" role="alert">${errorFor('template', 'command')}</p>`}
               ${template?.spec?.command && html`<p class="field-hint"><code>${template.spec.command.join(' ')}</code></p>`}
             </div>` : html`
