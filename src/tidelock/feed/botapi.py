@@ -107,7 +107,7 @@ class TelegramSource:
         self.name = f"telegram:{bot_id}"
         self.asked = Asked()
         self.order: Order = "chat"
-        self.on_conflict: Callable[[Exception], None] = lambda _error: None
+        self.on_conflict: Callable[[Exception], Awaitable[None]] | None = None
         self._get_updates = get_updates
         self._is_conflict = is_conflict
         self._may_ask = asyncio.Event()
@@ -136,7 +136,8 @@ class TelegramSource:
         except Exception as error:
             if not self._is_conflict(error):
                 raise
-            self.on_conflict(error)
+            if self.on_conflict is not None:
+                await self.on_conflict(error)
             raise PollerConflict(str(error)) from error
         if not isinstance(raw, list | tuple):
             raise SourceError(f"{self.name}: getUpdates answered with {type(raw).__name__}, not with a list")
@@ -225,6 +226,7 @@ class Polling:
             lock.release()
             raise
         self._source, self._feed, self._lock, self._closing = source, feed, lock, False
+        self._changed = asyncio.Event()  # a new one: each start may have an event loop of its own
 
     @property
     def asked(self) -> Asked:
@@ -339,8 +341,9 @@ class Polling:
             return False
         return True
 
-    def _report_conflict(self, error: Exception) -> None:
-        suspects = [msgspec.to_builtins(suspect) for suspect in local_suspects(self.token)]
+    async def _report_conflict(self, error: Exception) -> None:
+        # It reads every process's environment, which takes a while on a busy machine: not in the loop.
+        suspects = [msgspec.to_builtins(suspect) for suspect in await asyncio.to_thread(local_suspects, self.token)]
         self.feed.event("poller-conflict", bot=self.bot_id, error=str(error), suspects=suspects)
 
 
