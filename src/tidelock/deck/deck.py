@@ -45,7 +45,6 @@ from tidelock.errors import (
     DeckClosed,
     KernelError,
     LockConflict,
-    NotPermitted,
     PortUnavailable,
     ProcessGone,
     RegistryError,
@@ -1510,11 +1509,8 @@ def _exit_of_zombie(record: Record) -> Exit:
     except KernelError:
         return UnknownExit()
     try:
-        same = ids.read_stat(identity.pid).start_ticks == identity.start_ticks
-        if same and exits.is_our_child(pidfd):
+        if ids.is_same(identity, pidfd) and exits.is_our_child(pidfd):
             return exits.reap_child(pidfd) or UnknownExit()
-    except (KernelError, NotPermitted):
-        pass
     finally:
         os.close(pidfd)
     return UnknownExit()

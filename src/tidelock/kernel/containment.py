@@ -115,12 +115,10 @@ def cookie_of(pid: int) -> Cookie | None:
     return Cookie(value.partition(b"\0")[0].decode("ascii", "replace"))
 
 
-def belongs(tree: Tree, pid: int) -> bool:
-    """Is the process that has this pid now one of the tree? Ask after its pidfd was opened."""
+def belongs(tree: Tree, pid: int, pidfd: int) -> bool:
+    """Is the process behind ``pidfd``, which was opened for this pid, one of the tree?"""
     if tree.identity is not None and tree.identity.pid == pid:
-        with contextlib.suppress(KernelError):
-            return ids.read_stat(pid).start_ticks == tree.identity.start_ticks
-        return False
+        return ids.is_same(tree.identity, pidfd)
     if tree.cgroup is not None and (pids := _cgroup_pids(tree.cgroup)) is not None and pid in pids:
         return True
     if cookie_of(pid) == tree.cookie:
@@ -175,7 +173,7 @@ def _signal_member(tree: Tree, pid: int, numbers: Sequence[int], *, group_was_re
     except ProcessGone:
         return
     try:
-        if not belongs(tree, pid) or not ids.is_alive(pidfd):
+        if not belongs(tree, pid, pidfd) or not ids.is_alive(pidfd):
             return
         in_group = tree.identity is not None and ids.read_stat(pid).pgrp == tree.identity.pid
         if group_was_reached and in_group and ids.has_group_signal():
@@ -198,12 +196,24 @@ def _signal_group(tree: Tree, leader_pidfd: int, pids: Sequence[int], number: in
     # tree in that group proves that the number is still ours.
     group = tree.identity.pid if tree.identity is not None else None
     for pid in pids:
-        with contextlib.suppress(KernelError):
-            if group is not None and ids.read_stat(pid).pgrp == group and belongs(tree, pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(group, number)
-                return
+        if group is not None and _is_live_member(tree, pid, group):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, number)
+            return
     ids.send_signal(leader_pidfd, number)
+
+
+def _is_live_member(tree: Tree, pid: int, group: int) -> bool:
+    try:
+        pidfd = ids.open_pidfd(pid)
+    except KernelError:
+        return False
+    try:
+        return ids.read_stat(pid).pgrp == group and belongs(tree, pid, pidfd) and ids.is_alive(pidfd)
+    except KernelError:
+        return False
+    finally:
+        os.close(pidfd)
 
 
 # --- cgroups ----------------------------------------------------------------------------------------------------
@@ -275,15 +285,28 @@ def gather_into_cgroup(tree: Tree, path: Path) -> bool:
     """
     if tree.identity is None or not enter_cgroup(path, tree.identity.pid):
         return False
-    inside = set(_cgroup_pids(path) or ())
-    for _ in range(16):
-        outside = [pid for pid in _descendants(tree.identity.pid) if pid not in inside]
-        if not outside:
+    forked = False
+    for _ in range(64):
+        # In this order: whoever is forked by somebody inside is inside, so a list of descendants that is older
+        # than the list of those inside can only name too few outside, never too many.
+        descendants = _descendants(tree.identity.pid)
+        if forked:  # what it forked may have forked and left, too: then only the cookie finds it
+            descendants += cookie_scan([tree.cookie])[tree.cookie]
+        inside = set(_cgroup_pids(path) or ())
+        outside = [pid for pid in descendants if pid not in inside and not _is_dead(pid)]
+        if not outside and (not descendants or forked):
             return True
+        forked = True
         for pid in outside:
             enter_cgroup(path, pid)
-        inside = set(_cgroup_pids(path) or ())
     return False
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        return ids.read_stat(pid).dead
+    except KernelError:
+        return True
 
 
 def kill_cgroup(path: Path) -> None:

@@ -167,6 +167,20 @@ def open_verified(identity: Identity) -> int:
     return pidfd
 
 
+def is_same(identity: Identity, pidfd: int) -> bool:
+    """Does the pidfd, opened for the identity's pid, mean that very process, alive or a zombie?
+
+    Ticks are hundredths of a second: a pid that is reused within one tick differs only by its inode.
+    """
+    inode = pidfd_inode(pidfd)
+    if identity.boot_id != boot_id() or (identity.pidfd_inode is not None and identity.pidfd_inode != inode):
+        return False
+    try:
+        return read_stat(identity.pid).start_ticks == identity.start_ticks
+    except KernelError:
+        return False
+
+
 def _verify(identity: Identity, pidfd: int) -> None:
     inode = pidfd_inode(pidfd)
     if identity.pidfd_inode is not None and inode is not None and identity.pidfd_inode != inode:

@@ -1,0 +1,123 @@
+"""Trees for the kernel's tests: started by the kernel layer itself, ended whatever happens.
+
+A program that has something to say says it on the pipe behind ``$SAY``: tests wait for its words, never for time.
+"""
+
+import os
+import select
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tidelock.kernel import containment, exits, flock, spawn
+from tidelock.kernel.containment import Tree
+from tidelock.kernel.escalation import Subject
+
+DEADLINE_SECONDS = 30
+
+
+@dataclass
+class Started:
+    """One running tree and the pipe it speaks on."""
+
+    tree: Tree
+    pidfd: int
+    said_fd: int
+    _heard: bytes = b""
+
+    @property
+    def pid(self) -> int:
+        """The leader's pid."""
+        assert self.tree.identity is not None
+        return self.tree.identity.pid
+
+    def line(self) -> str:
+        """The next line it said; fails loudly when it says nothing."""
+        while b"\n" not in self._heard:
+            ready, _, _ = select.select([self.said_fd], [], [], DEADLINE_SECONDS)
+            assert ready, f"{self.tree.name} said nothing in {DEADLINE_SECONDS} s"
+            piece = os.read(self.said_fd, 4096)
+            assert piece, f"{self.tree.name} closed its pipe after {self._heard!r}"
+            self._heard += piece
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line.decode()
+
+    def subject(self, grace_seconds: float = 5.0) -> Subject:
+        """The tree as something to be ended."""
+        return Subject(self.tree, self.pidfd, signal.SIGTERM, grace_seconds)
+
+
+@dataclass
+class Nursery:
+    """Starts trees in one directory and ends every one of them."""
+
+    directory: Path
+    started: list[Started] = field(default_factory=list)
+    others: list[int] = field(default_factory=list)
+
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        name: str | None = None,
+        cgroup: Path | None = None,
+        env: dict[str, str] | None = None,
+        **how: object,
+    ) -> Started:
+        """One more tree: its own lock, its own cookie, a pipe to speak on."""
+        name = name or f"w{len(self.started)}"
+        lock_path = self.directory / f"{name}.lock"
+        lock_fd = flock.take(lock_path)
+        assert lock_fd is not None
+        said_fd, say_fd = os.pipe2(os.O_CLOEXEC)
+        null_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        cookie = containment.new_cookie()
+        given = {"TIDELOCK_COOKIE": cookie, "PATH": os.environ["PATH"], "SAY": str(say_fd), **(env or {})}
+        try:
+            spawned = spawn.spawn(
+                command,
+                env=given,
+                cwd=str(how.pop("cwd", self.directory)),
+                stdin_fd=int(how.pop("stdin_fd", null_fd)),  # type: ignore[call-overload]
+                stdout_fd=null_fd,
+                stderr_fd=null_fd,
+                keep_fds=[lock_fd, say_fd],
+                **how,  # type: ignore[arg-type]
+            )
+        except BaseException:
+            os.close(said_fd)
+            raise
+        finally:
+            for fd in (lock_fd, say_fd, null_fd):
+                os.close(fd)
+        tree = Tree(name, cookie, lock_path, spawned.identity, cgroup)
+        if cgroup is not None:
+            assert containment.make_cgroup(cgroup)
+            assert containment.gather_into_cgroup(tree, cgroup)
+        one = Started(tree, spawned.pidfd, said_fd)
+        self.started.append(one)
+        return one
+
+    def end(self) -> None:
+        """End every tree that was started, whatever became of it."""
+        for one in self.started:
+            pids = containment.members([one.tree])[one.tree.cookie]
+            containment.signal_tree(one.tree, one.pidfd, pids, signal.SIGKILL)
+            if exits.is_our_child(one.pidfd):
+                os.waitid(os.P_PIDFD, one.pidfd, os.WEXITED)
+            os.close(one.pidfd)
+            os.close(one.said_fd)
+            for pid in containment.members([one.tree])[one.tree.cookie]:
+                containment.signal_tree(one.tree, None, [pid], signal.SIGKILL)
+            if one.tree.cgroup is not None:
+                containment.remove_cgroup(one.tree.cgroup)
+        for pid in self.others:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def wait_readable(fd: int) -> None:
+    """Wait for the fact behind a descriptor; fails loudly."""
+    ready, _, _ = select.select([fd], [], [], DEADLINE_SECONDS)
+    assert ready, f"nothing happened in {DEADLINE_SECONDS} s"
