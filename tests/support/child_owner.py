@@ -24,8 +24,7 @@ _SOURCE = """
     decks = {}
     KINDS = {"stop": Stop, "restart": Restart, "health": Health}
 
-    async def obey(order):
-        verb, state, args, fields = order
+    async def obey(verb, state, args, fields):
         if verb == "open":
             decks[state] = AsyncDeck(state, **({"layers": frozenset(args[0])} if args else {}))
             return await decks[state].open() and decks[state].owner_pid
@@ -40,9 +39,14 @@ _SOURCE = """
     async def main():
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        unanswered = set()
         while line := await reader.readline():
+            wants_answer, *order = json.loads(line)
+            if not wants_answer:
+                unanswered.add(asyncio.ensure_future(obey(*order)))
+                continue
             try:
-                answer = {"result": await obey(json.loads(line))}
+                answer = {"result": await obey(*order)}
             except SystemError:
                 raise
             except Exception as error:
@@ -65,15 +69,22 @@ class Owner(Program):
 
     def do(self, verb: str, state: Path, *args: Any, **fields: Any) -> Any:
         """Call a verb of the deck in that state directory."""
-        self.tell(verb, state, *args, **fields)
+        self._say(True, verb, state, args, fields)
         answer = json.loads(self.line())
         if "error" in answer:
             raise OwnerError(answer["error"], answer["text"])
         return answer["result"]
 
     def tell(self, verb: str, state: Path, *args: Any, **fields: Any) -> None:
-        """Give the order without waiting for its answer."""
-        os.write(self._write_fd, json.dumps([verb, str(state), args, fields]).encode() + b"\n")
+        """Give an order that is carried out beside the others and never answered."""
+        self._say(False, verb, state, args, fields)
+
+    def panic(self, state: Path) -> None:
+        """Let an exception end it."""
+        self._say(True, "panic", state, (), {})
+
+    def _say(self, wants_answer: bool, verb: str, state: Path, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
+        os.write(self._write_fd, json.dumps([wants_answer, verb, str(state), args, fields]).encode() + b"\n")
 
     def kill(self) -> float:
         """SIGKILL, and wait until it is dead; answers when that was."""

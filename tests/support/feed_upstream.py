@@ -52,7 +52,7 @@ class Upstream:
         return self._state["asked"]
 
     def get(self, offset: int, limit: int = 10) -> list[dict[str, Any]]:
-        """getUpdates without the wait."""
+        """GetUpdates without the wait."""
         state = self._state
         queued = state["updates"]
         tail = queued[-1]["update_id"] if queued else None

@@ -36,8 +36,10 @@ async def main() -> None:
     if given.db:
         from tidelock.feed.aiogram import durable
 
-        options = {} if given.concurrency is None else {"concurrency": given.concurrency}
-        durable(dp, bot, given.db, first_run=given.first_run, grace_seconds=given.grace, **options)
+        options = {"first_run": given.first_run, "grace_seconds": given.grace, "max_attempts": given.max_attempts}
+        if given.concurrency is not None:
+            options["concurrency"] = given.concurrency
+        durable(dp, bot, given.db, **options)
     await dp.start_polling(bot, polling_timeout=given.polling_timeout)
 
 

@@ -42,7 +42,8 @@ def main() -> None:
     if given.db:
         from tidelock.feed.ptb import durable_application
 
-        app = durable_application(builder, given.db, first_run=given.first_run, grace_seconds=given.grace)
+        options = {"first_run": given.first_run, "grace_seconds": given.grace, "max_attempts": given.max_attempts}
+        app = durable_application(builder, given.db, **options)
     else:
         app = builder.build()
     app.add_handler(MessageHandler(filters.TEXT, on_message, block=not given.non_blocking))

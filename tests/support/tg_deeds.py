@@ -55,6 +55,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sleep-ms", type=float, default=50)
     parser.add_argument("--grace", type=float, default=4.0)
     parser.add_argument("--concurrency", type=int)
+    parser.add_argument("--max-attempts", type=int, default=3)
     parser.add_argument("--polling-timeout", type=int, default=10)
     parser.add_argument("--transaction", action="store_true")
     parser.add_argument("--reply", action="store_true")
