@@ -80,13 +80,23 @@ export function paint(element, line) {
     const span = document.createElement('span');
     span.textContent = text;
     for (const flag of ['bold', 'dim', 'italic', 'underline', 'inverse']) if (style[flag]) span.classList.add(`ansi-${flag}`);
-    colour(span, 'fg', style.fg);
-    colour(span, 'bg', style.bg);
+    if (typeof style.bg === 'number') span.classList.add(`ansi-bg-${style.bg}`);
+    else if (style.bg) {
+      span.style.backgroundColor = style.bg;
+      span.style.color = isBright(style.bg) ? '#000' : '#fff';
+    }
+    if (typeof style.fg === 'number') span.classList.add(`ansi-fg-${style.fg}`);
+    else if (style.fg) {
+      span.style.color = style.fg;
+      // A worker chooses its colours for one terminal; the theme bounds their lightness so that they can be read on
+      // either ground. A browser that does not know relative colours keeps the line above.
+      if (!style.bg) span.style.color = `oklch(from ${style.fg} clamp(var(--ansi-darkest), l, var(--ansi-brightest)) c h)`;
+    }
     element.append(span);
   }
 }
 
-function colour(span, side, value) {
-  if (typeof value === 'number') span.classList.add(`ansi-${side}-${value}`);
-  else if (value) span.style[side === 'fg' ? 'color' : 'backgroundColor'] = value;
+function isBright(colour) {
+  const [r, g, b] = colour.match(/\d+/g).map(Number);
+  return 0.299 * r + 0.587 * g + 0.114 * b > 140;
 }

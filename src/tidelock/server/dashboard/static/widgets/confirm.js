@@ -9,13 +9,11 @@ const question = cell(null);
 export function ask(asked) {
   question.value?.answer(false);
   return new Promise((resolve) => {
-    const returnTo = document.activeElement;
     question.set({
       ...asked,
       answer(value) {
         question.set(null);
         resolve(value);
-        queueMicrotask(() => returnTo?.isConnected && returnTo.focus?.());
       },
     });
   });
@@ -32,12 +30,17 @@ export function Confirm() {
     (asked.danger ? no : yes).current?.focus(); // where it cannot be undone, Enter alone must not do it
   }, [asked]);
   if (!asked) return null;
+  // Closed before it leaves the document: the browser then gives the focus back to where it was.
+  const answer = (value) => {
+    dialog.current?.close();
+    asked.answer(value);
+  };
   const many = asked.names?.length > 1;
   return html`
     <dialog class="dialog" ref=${dialog} aria-labelledby="confirm-title" aria-describedby="confirm-text"
-      onCancel=${(e) => { e.preventDefault(); asked.answer(false); }}
-      onClick=${(e) => e.target === dialog.current && asked.answer(false)}>
-      <form method="dialog" class="dialog-body" onSubmit=${(e) => { e.preventDefault(); asked.answer(true); }}>
+      onCancel=${(e) => { e.preventDefault(); answer(false); }}
+      onClick=${(e) => e.target === dialog.current && answer(false)}>
+      <form method="dialog" class="dialog-body" onSubmit=${(e) => { e.preventDefault(); answer(true); }}>
         <h2 id="confirm-title">${asked.title}</h2>
         <p id="confirm-text">${asked.text}</p>
         ${many && html`<ul class="confirm-names" aria-label="Workers">
@@ -45,7 +48,7 @@ export function Confirm() {
           ${asked.names.length > 8 && html`<li class="quiet">and ${plural(asked.names.length - 8, 'more', 'more')}</li>`}
         </ul>`}
         <div class="dialog-actions">
-          <button type="button" class="button" ref=${no} onClick=${() => asked.answer(false)}>Cancel</button>
+          <button type="button" class="button" ref=${no} onClick=${() => answer(false)}>Cancel</button>
           <button type="submit" class=${asked.danger ? 'button is-danger' : 'button is-primary'} ref=${yes}>${asked.confirm}</button>
         </div>
       </form>

@@ -16,7 +16,10 @@ export function Help() {
     if (open && dialog.current && !dialog.current.open) dialog.current.showModal();
   }, [open]);
   if (!open) return null;
-  const close = () => shown.set(false);
+  const close = () => {
+    dialog.current?.close();
+    shown.set(false);
+  };
   return html`
     <dialog class="dialog help" ref=${dialog} aria-labelledby="help-title" onClose=${close}
       onClick=${(e) => e.target === dialog.current && close()}>

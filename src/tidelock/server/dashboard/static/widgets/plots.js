@@ -43,11 +43,12 @@ function Plot({ title, at, values, format, stroke, floor }) {
   const plot = useRef(null);
   useEffect(() => {
     const draw = () => {
+      if (!holder.current) return; // the last notice of an observer may come after the plot has left
       plot.current?.destroy();
       plot.current = new uPlot(options(holder.current, format, stroke, floor), data(at, values), holder.current);
     };
     draw();
-    const resize = new ResizeObserver(() => plot.current?.setSize({ width: holder.current.clientWidth, height: 110 }));
+    const resize = new ResizeObserver(() => holder.current && plot.current?.setSize({ width: holder.current.clientWidth, height: 110 }));
     resize.observe(holder.current);
     const scheme = matchMedia('(prefers-color-scheme: dark)');
     scheme.addEventListener('change', draw);
