@@ -214,9 +214,7 @@ def test_a_worker_of_another_user_is_heard() -> None:
         async def scenario() -> None:
             async with AsyncDeck(Path(directory) / "state") as deck:
                 command = ["sh", "-c", "systemd-notify --ready; exec sleep 60"]
-                await deck.start(
-                    "alice", command, user="nobody", health=Health(notify=True), stop=Stop(grace_seconds=1)
-                )
+                await deck.start("alice", command, user="nobody", health=Health(notify=True))
                 await event_of(deck, EventKind.READY, "alice")
                 await deck.stop("alice")
 
