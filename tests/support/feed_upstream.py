@@ -5,6 +5,7 @@ The rules are those of getUpdates: an offset forgets what is below it, a negativ
 far beyond the tail is ignored, one just beyond it deletes.
 """
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,8 @@ class UpstreamSource:
         got = self.upstream.get(position.offset, self.limit)
         if not got and self.ends and position.offset == 0:
             return None
+        if not got:
+            await asyncio.sleep(0.01)  # the long poll
         return batch_of(got, asked=position.offset)
 
     async def skip_history(self) -> int | None:

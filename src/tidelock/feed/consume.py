@@ -232,6 +232,8 @@ class Feed:
         stored = await self.stream.store(records, batch.cursor, asked=batch.asked)
         if stored.restarted_ids:
             self.event("ids-restarted", asked=batch.asked, first=records[0].id)
+        # A source that has an answer at once never waits for anything: let the handlers have their turn.
+        await asyncio.sleep(0)  # noqa: TID251 - not a wait
         return True
 
     async def _persist(self, step: Callable[[], Awaitable[bool]]) -> bool:

@@ -119,6 +119,8 @@ class OneByOne:
                     return
             self.handling = False
             at = self._end_of(batch, at)
+            # Neither the source nor the handler may ever have waited; a stop must be heard all the same.
+            await asyncio.sleep(0)  # noqa: TID251 - not a wait
 
     def _position(self, at: int | None) -> Position:
         age = self._cursor.age_seconds(wall_clock())

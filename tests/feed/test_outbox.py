@@ -1,0 +1,160 @@
+"""Replies: promised with the ack, sent afterwards, in order per chat."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.feed_upstream import Upstream, UpstreamSource, update
+
+from tidelock.feed import Inbox, Message, Outbox, Retry, consume
+from tidelock.feed.outbox import drop_unsent, retry_unsent
+
+AT_ONCE = Retry(seconds=0.0, cap_seconds=0.0)
+
+
+class SlowDown(Exception):
+    """What a 429 becomes in aiogram and python-telegram-bot."""
+
+    def __init__(self, retry_after: Any) -> None:
+        super().__init__(f"retry after {retry_after}")
+        self.retry_after = retry_after
+
+
+@asynccontextmanager
+async def sending(outbox: Outbox, send: Any) -> AsyncIterator[None]:
+    """The sender at work."""
+    sender = asyncio.ensure_future(outbox.run(send))
+    try:
+        yield
+    finally:
+        sender.cancel()
+        await asyncio.gather(sender, return_exceptions=True)
+
+
+def test_a_reply_is_promised_with_the_ack_and_sent_afterwards(tmp_path: Path) -> None:
+    """A transaction that is undone promises nothing; one that is committed is kept, by a later run if need be."""
+    upstream = Upstream()
+    upstream.arrive(*(update(n, chat=n % 2) for n in range(1, 7)))
+    inbox = Inbox(tmp_path / "bot.db")
+    outbox = Outbox(inbox)
+    sent: list[tuple[str | None, int]] = []
+
+    async def handler(item: Any) -> None:
+        async with item.transaction() as db:
+            outbox.put(db, {"answers": item.id}, key=item.key)
+            if item.attempt == 1 and item.id == 3:
+                raise ValueError
+
+    async def send(message: Message) -> None:
+        sent.append((message.key, message.value["answers"]))
+
+    async def scenario() -> None:
+        await asyncio.wait_for(consume(UpstreamSource(upstream), handler, inbox=inbox, retry=AT_ONCE), 60)
+        assert sent == []
+        async with inbox:
+            assert outbox.waiting() == 6
+            async with sending(outbox, send):
+                await asyncio.wait_for(outbox.sent(), 60)
+            await outbox.add({"answers": 7}, key="1")
+            async with sending(outbox, send):
+                await asyncio.wait_for(outbox.sent(), 60)
+
+    asyncio.run(scenario())
+    assert [number for key, number in sent if key == "1"] == [1, 3, 5, 7]
+    assert [number for key, number in sent if key == "0"] == [2, 4, 6]
+
+
+def test_what_is_put_while_the_sender_runs_is_sent(tmp_path: Path) -> None:
+    """The commit wakes the sender."""
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            outbox = Outbox(inbox)
+            arrived: asyncio.Queue[int] = asyncio.Queue()
+            async with sending(outbox, lambda message: arrived.put_nowait(message.value)):
+                for n in range(20):
+                    await outbox.add(n)
+                    assert await asyncio.wait_for(arrived.get(), 30) == n
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("wait", [0.05, timedelta(seconds=0.05)])
+def test_429_makes_the_chat_wait_and_costs_no_attempt(tmp_path: Path, wait: Any) -> None:
+    """However often we are asked to wait; another chat goes on meanwhile; the order of the chat holds."""
+    sent: list[tuple[Any, int]] = []
+    refusals = 10
+
+    async def send(message: Message) -> None:
+        nonlocal refusals
+        if message.value == "first" and refusals:
+            refusals -= 1
+            raise SlowDown(wait)
+        sent.append((message.value, message.attempt))
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            outbox = Outbox(inbox, max_attempts=2)
+            await outbox.add("first", key="a")
+            await outbox.add("second", key="a")
+            await outbox.add("other", key="b")
+            async with sending(outbox, send):
+                await asyncio.wait_for(outbox.sent(), 60)
+
+    asyncio.run(scenario())
+    assert sent == [("other", 1), ("first", 1), ("second", 1)]
+
+
+def test_what_cannot_be_sent_is_set_aside_and_the_chat_flows_on(tmp_path: Path) -> None:
+    """After max_attempts, with an event; it can be tried again or dropped."""
+    told: list[dict[str, Any]] = []
+    sent: list[str] = []
+    healed = False
+
+    async def send(message: Message) -> None:
+        if message.value.startswith("bad") and not healed:
+            raise ConnectionError("no")
+        sent.append(message.value)
+
+    async def scenario() -> None:
+        nonlocal healed
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            outbox = Outbox(inbox, max_attempts=3, retry=AT_ONCE, on_event=told.append)
+            for text in ("bad", "good", "bad too"):
+                await outbox.add(text, key="a")
+            async with sending(outbox, send):
+                await asyncio.wait_for(outbox.sent(), 60)
+                assert sent == ["good"]
+                first, second = outbox.dead_letters()
+                assert (first.attempts, first.error, first.payload) == (3, "ConnectionError: no", b'"bad"')
+                healed = True
+                assert await drop_unsent(inbox, second.number)
+                assert not await drop_unsent(inbox, second.number)
+                assert await retry_unsent(inbox, first.number)
+                await asyncio.wait_for(outbox.sent(), 60)
+            assert outbox.dead_letters() == []
+
+    asyncio.run(scenario())
+    assert sent == ["good", "bad"]
+    assert [event["what"] for event in told] == ["unsent", "unsent"]
+
+
+def test_outboxes_of_one_file_are_apart(tmp_path: Path) -> None:
+    """Mail is not sent to a chat."""
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            chats, mail = Outbox(inbox, "chats"), Outbox(inbox, "mail")
+            await chats.add("hello")
+            await mail.add("Dear")
+            sent: list[str] = []
+            async with sending(mail, lambda message: sent.append(message.value)):
+                await asyncio.wait_for(mail.sent(), 60)
+            assert sent == ["Dear"]
+            assert chats.waiting() == 1
+
+    asyncio.run(scenario())
