@@ -24,7 +24,7 @@ from litestar.datastructures import Cookie
 from litestar.exceptions import HTTPException, NotAuthorizedException, TooManyRequestsException
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import Parameter
+from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, PathParameter, QueryParameter
 from litestar.response import Redirect, Stream
 from msgspec import UNSET
 
@@ -61,7 +61,7 @@ from tidelock.server.problems import MEDIA_TYPE, Problem, problem_of
 from tidelock.server.services import Services
 
 Asked: TypeAlias = Request[Any, Any, Any]
-Name: TypeAlias = Annotated[str, Parameter(description="The worker's name.")]
+Name: TypeAlias = Annotated[str, PathParameter(description="The worker's name.")]
 
 MOST_PER_PAGE: Final = 5000
 MOST_LOG_LINES: Final = 10_000
@@ -125,14 +125,14 @@ _ACTS: Final = _told(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUE
 @get("/api/v1/workers", responses=_READS, summary="List workers", tags=["workers"])
 async def list_workers(
     request: Asked,
-    q: Annotated[str | None, Parameter(description="Part of the name, in any case.")] = None,
-    wanted: Annotated[State | None, Parameter(query="state", description="Only this state.")] = None,
-    label: Annotated[str | None, Parameter(description="`key` or `key=value`.")] = None,
-    names: Annotated[str | None, Parameter(description="Only these, separated by commas.")] = None,
-    sort: SortKey = SortKey.NAME,
-    order: Order = Order.ASC,
-    limit: Annotated[int | None, Parameter(ge=1, le=MOST_PER_PAGE)] = None,
-    cursor: Annotated[str | None, Parameter(description="`next` of the page before.")] = None,
+    q: Annotated[str | None, QueryParameter(description="Part of the name, in any case.")] = None,
+    wanted: Annotated[State | None, QueryParameter(name="state", description="Only this state.")] = None,
+    label: Annotated[str | None, QueryParameter(description="`key` or `key=value`.")] = None,
+    names: Annotated[str | None, QueryParameter(description="Only these, separated by commas.")] = None,
+    sort: FromQuery[SortKey] = SortKey.NAME,
+    order: FromQuery[Order] = Order.ASC,
+    limit: Annotated[int | None, QueryParameter(ge=1, le=MOST_PER_PAGE)] = None,
+    cursor: Annotated[str | None, QueryParameter(description="`next` of the page before.")] = None,
 ) -> Response[WorkerPage | None]:
     """All workers, or a page of them. The weak ETag changes with everything but uptime, cpu and memory."""
     services = _services(request)
@@ -166,8 +166,8 @@ async def list_workers(
 @post("/api/v1/workers", responses=_ACTS, summary="Start a new worker", tags=["workers"])
 async def create_worker(
     request: Asked,
-    data: NewWorker,
-    replace: Annotated[bool, Parameter(description="Stop it first if it runs with another spec.")] = False,
+    data: JSONBody[NewWorker],
+    replace: Annotated[bool, QueryParameter(description="Stop it first if it runs with another spec.")] = False,
 ) -> Response[WorkerStatus]:
     """201 for a new worker, 200 for one that was known with the same spec, 409 for one with another."""
     services = _services(request)
@@ -219,7 +219,7 @@ async def show_detail(request: Asked, name: Name) -> WorkerDetail:
     summary="Start, stop, restart or reset a worker",
     tags=["workers"],
 )
-async def act_on_worker(request: Asked, name: Name, verb: Verb) -> WorkerStatus:
+async def act_on_worker(request: Asked, name: Name, verb: FromPath[Verb]) -> WorkerStatus:
     """Returns when it is done: a stop when the whole tree is gone."""
     return await _acted(_services(request), verb, worker_name(name))
 
@@ -231,7 +231,7 @@ async def act_on_worker(request: Asked, name: Name, verb: Verb) -> WorkerStatus:
     summary="Take over a running process",
     tags=["workers"],
 )
-async def adopt_worker(request: Asked, name: Name, data: AdoptRequest) -> WorkerStatus:
+async def adopt_worker(request: Asked, name: Name, data: JSONBody[AdoptRequest]) -> WorkerStatus:
     """The process goes on undisturbed; its command line becomes the spec it is restarted from."""
     fields: dict[str, Any] = {"lifetime": data.lifetime}
     if data.env:
@@ -240,7 +240,7 @@ async def adopt_worker(request: Asked, name: Name, data: AdoptRequest) -> Worker
 
 
 @post("/api/v1/bulk", responses=_ACTS, status_code=200, summary="One verb for many workers", tags=["workers"])
-async def act_on_many(request: Asked, data: Bulk) -> BulkResults:
+async def act_on_many(request: Asked, data: JSONBody[Bulk]) -> BulkResults:
     """Each worker has its own result; one that fails does not keep the others from theirs."""
     services = _services(request)
     names: list[str]
@@ -279,11 +279,11 @@ async def act_on_many(request: Asked, data: Bulk) -> BulkResults:
 async def show_logs(
     request: Asked,
     name: Name,
-    lines: Annotated[int, Parameter(ge=0, le=MOST_LOG_LINES)] = 100,
-    since: Annotated[str | None, Parameter(description="`10m`, `2h`, `2026-11-15T20:40`")] = None,
-    until: str | None = None,
-    grep: Annotated[str | None, Parameter(description="A regular expression.", max_length=500)] = None,
-    follow: Annotated[bool, Parameter(description="Stream as server-sent events.")] = False,
+    lines: Annotated[int, QueryParameter(ge=0, le=MOST_LOG_LINES)] = 100,
+    since: Annotated[str | None, QueryParameter(description="`10m`, `2h`, `2026-11-15T20:40`")] = None,
+    until: FromQuery[str | None] = None,
+    grep: Annotated[str | None, QueryParameter(description="A regular expression.", max_length=500)] = None,
+    follow: Annotated[bool, QueryParameter(description="Stream as server-sent events.")] = False,
 ) -> Response[Any]:
     """The last lines; with `follow=1` a stream of `line` and `lines` events that begins with them."""
     services = _services(request)
@@ -322,7 +322,7 @@ async def download_logs(request: Asked, name: Name) -> Stream:
 
 @get("/api/v1/lastlines", responses=_READS, summary="The last line of several logs", tags=["logs"])
 async def show_last_lines(
-    request: Asked, names: Annotated[str, Parameter(description="Separated by commas, at most 500.", max_length=70_000)]
+    request: Asked, names: Annotated[str, QueryParameter(description="Separated by commas, at most 500.", max_length=70_000)]
 ) -> dict[str, str | None]:
     """The last line that is not empty, cut at 300 characters; null where there is none."""
     services = _services(request)
@@ -350,13 +350,13 @@ async def show_last_lines(
 )
 async def list_events(
     request: Asked,
-    after: Annotated[int | None, Parameter(ge=0, le=2**63 - 1)] = None,
-    before: Annotated[int | None, Parameter(ge=0, le=2**63 - 1)] = None,
-    last: Annotated[int | None, Parameter(ge=1, le=MOST_EVENTS, description="The newest so many.")] = None,
-    limit: Annotated[int, Parameter(ge=1, le=MOST_EVENTS)] = 1000,
-    worker: str | None = None,
-    kind: Annotated[str | None, Parameter(description="One or several kinds, separated by commas.")] = None,
-    last_event_id: Annotated[str | None, Parameter(header="Last-Event-ID", required=False)] = None,
+    after: Annotated[int | None, QueryParameter(ge=0, le=2**63 - 1)] = None,
+    before: Annotated[int | None, QueryParameter(ge=0, le=2**63 - 1)] = None,
+    last: Annotated[int | None, QueryParameter(ge=1, le=MOST_EVENTS, description="The newest so many.")] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=MOST_EVENTS)] = 1000,
+    worker: FromQuery[str | None] = None,
+    kind: Annotated[str | None, QueryParameter(description="One or several kinds, separated by commas.")] = None,
+    last_event_id: Annotated[str | None, HeaderParameter(name="Last-Event-ID", required=False)] = None,
 ) -> Response[Any]:
     """With `Accept: text/event-stream` a stream that resumes at `Last-Event-ID`; else a list, oldest first."""
     services = _services(request)
@@ -399,7 +399,7 @@ async def list_templates(request: Asked) -> list[TemplateView]:
 
 
 @post("/api/v1/apply", responses=_ACTS, status_code=200, summary="Make the deck as a configuration says", tags=["deck"])
-async def apply_configuration(request: Asked, data: ApplyRequest) -> Applied:
+async def apply_configuration(request: Asked, data: JSONBody[ApplyRequest]) -> Applied:
     """A plan of what is added, changed, removed and left alone, and the result of each unless it is a dry run."""
     services = _services(request)
     async with services.apply_lock:
@@ -428,9 +428,9 @@ async def reload_daemon(request: Asked) -> ReloadAnswer:
 @get("/api/v1/samples", responses=_READS, summary="The last hour of cpu and memory", tags=["deck"])
 async def show_samples(
     request: Asked,
-    names: Annotated[str, Parameter(description="Separated by commas, at most 500.", max_length=70_000)],
-    since: Annotated[float, Parameter(description="Only newer points, in seconds since the epoch.")] = 0.0,
-    points: Annotated[int | None, Parameter(ge=1, le=3600)] = None,
+    names: Annotated[str, QueryParameter(description="Separated by commas, at most 500.", max_length=70_000)],
+    since: Annotated[float, QueryParameter(description="Only newer points, in seconds since the epoch.")] = 0.0,
+    points: Annotated[int | None, QueryParameter(ge=1, le=3600)] = None,
 ) -> dict[str, Series]:
     """Asking counts as watching for fifteen seconds."""
     services = _services(request)
@@ -463,13 +463,13 @@ async def show_health(request: Asked) -> HealthAnswer:
 
 
 @get("/login", include_in_schema=False)
-async def login_by_link(request: Asked, token: str = "") -> Response[Any]:
+async def login_by_link(request: Asked, token: FromQuery[str] = "") -> Response[Any]:
     """The link shown at the first start: sets the cookies and goes on to the page."""
     return Redirect("/", status_code=303, cookies=_login(request, token))
 
 
 @post("/api/v1/login", include_in_schema=False, status_code=204)
-async def login_by_form(request: Asked, data: Login) -> Response[None]:
+async def login_by_form(request: Asked, data: JSONBody[Login]) -> Response[None]:
     """The page's login form."""
     return Response(None, status_code=HTTPStatus.NO_CONTENT, cookies=_login(request, data.token))
 
@@ -574,7 +574,7 @@ def _etag(page: WorkerPage) -> str:
     return f'W/"{hashlib.blake2b(facts, digest_size=12).hexdigest()}"'
 
 
-def _spec_of(data: NewWorker, services: Services) -> WorkerSpec:
+def _spec_of(data: JSONBody[NewWorker], services: Services) -> WorkerSpec:
     """The spec a request asks for; reads the template's secret files, so it runs in a thread."""
     own = {
         field: value
