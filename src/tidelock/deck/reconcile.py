@@ -129,8 +129,8 @@ After: TypeAlias = Rest | RestartIn | GiveUp
 def after_end(ended: Ended) -> After:
     """What follows when a worker ended by itself.
 
-    An end that nobody saw is neither success nor failure: the worker is started again unless its policy is
-    ``never``, but it does not count as a crash.
+    An end that nobody saw is neither success nor failure: it happens when the owner was away, once per owner, so
+    the worker is started again at once unless its policy is ``never``, and nothing is counted against it.
     """
     unseen = isinstance(ended.exit, UnknownExit)
     succeeded = isinstance(ended.exit, Exited) and ended.exit.code == 0
@@ -141,6 +141,8 @@ def after_end(ended: Ended) -> After:
     policy = ended.restart.policy
     if policy == "never" or (policy == "on-failure" and succeeded):
         return Rest(crashed, crash_times)
+    if unseen:
+        return RestartIn(0.0, ended.streak, crashed=False, crash_times=crash_times)
     streak = streak_after(ended.restart, ended.streak, ended.uptime_seconds)
     if crashed and breaker_trips(ended.restart, len(crash_times)):
         return GiveUp(streak, crash_times)

@@ -1,0 +1,89 @@
+"""Two owners for the crash tests: one that leaves work behind for recovery, one that uses every verb.
+
+Run as ``python deck_scenario.py before|verbs STATE MARK STRANGER_PID``. ``MARK`` makes the command lines of one test
+unique, so that copies can be counted in /proc by command. What the owner has seen of the event stream is printed, so
+that the test can check that nothing of it was lost.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tidelock import AsyncDeck, Restart, Stop
+from tidelock.model import Event, State
+
+DEADLINE_SECONDS = 60
+
+
+def sleeper(mark: str, name: str) -> list[str]:
+    """A worker that is found by its command line: its second argument names it, sleep adds both up."""
+    return ["sleep", mark, str(1000 + sum(map(ord, name)))]
+
+
+def say(*words: object) -> None:
+    """One line to the test, at once."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+async def until(deck: AsyncDeck, fact: Callable[[Event], bool]) -> None:
+    """Wait for an event that makes the fact true."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        async for event in deck.follow(after=0):
+            if fact(event):
+                return
+
+
+async def before(state: str, mark: str, _stranger: int) -> None:
+    """Leave behind: a running worker, a bound one, one whose leader is dead and whose child lives, one at rest."""
+    deck = AsyncDeck(state)
+    await deck.open()
+    await deck.start("keep", sleeper(mark, "keep"), secrets={"TOKEN": "s3cret"})
+    await deck.start("sat", sleeper(mark, "sat"), lifetime="bound", stop=Stop(grace_seconds=2))
+    await deck.start(
+        "kids",
+        ["sh", "-c", f"setsid {' '.join(sleeper(mark, 'kids'))} & exec {' '.join(sleeper(mark, 'kids'))}"],
+        restart=Restart(backoff_seconds=0),
+    )
+    await deck.start("rest", sleeper(mark, "rest"))
+    await deck.stop("rest")
+    say("ready")
+    await asyncio.Event().wait()
+
+
+async def verbs(state: str, mark: str, stranger: int) -> None:
+    """Use every verb once, on workers that an earlier owner left and on new ones."""
+    async with AsyncDeck(state) as deck:
+        listener = asyncio.ensure_future(_repeat(deck))
+        await deck.start("alpha", sleeper(mark, "alpha"), secrets={"KEY": "v"}, port=True)
+        await deck.start("beta", sleeper(mark, "beta"), lifetime="bound", stop=Stop(grace_seconds=2))
+        await deck.start("crashy", ["sh", "-c", "exit 3"], restart=Restart(max_crashes=1, backoff_seconds=0))
+        await until(deck, lambda event: event.worker == "crashy" and event.kind == "failed")
+        await deck.restart("keep")
+        await deck.stop("alpha")
+        await deck.reset("crashy")
+        await deck.adopt("taken", stranger)
+        await deck.start("alpha", sleeper(mark, "alpha-2"), replace=True)
+        await deck.remove("rest")
+        await deck.reconcile()
+        await deck.stop_many(["keep", "beta"])
+        listener.cancel()
+    say("done")
+
+
+async def _repeat(deck: AsyncDeck) -> None:
+    async for event in deck.follow(after=0):
+        say("event", event.id, event.worker, event.kind.value)
+
+
+def wanted_alive(state: State) -> bool:
+    """Does a worker in this state have a process?"""
+    return state in {State.RUNNING, State.STARTING, State.UNHEALTHY}
+
+
+if __name__ == "__main__":
+    role = {"before": before, "verbs": verbs}[sys.argv[1]]
+    asyncio.run(role(sys.argv[2], sys.argv[3], int(sys.argv[4])))
+    sys.stdout.flush()
+    assert Path(sys.argv[2]).exists()
