@@ -14,7 +14,7 @@ from bench.measures import MEASURES
 from bench.places import IMAGES, PAGE, RESULTS, WORK
 from bench.report import headline_of, write_page
 from bench.runner import Choice, keys_for, run_all
-from bench.store import Store
+from bench.store import Key, Store
 
 
 def main() -> int:
@@ -38,13 +38,13 @@ def main() -> int:
     return 0
 
 
-def _measure(keys: list, store: Store, quick: bool, console: Console) -> None:  # type: ignore[type-arg]
+def _measure(keys: list[Key], store: Store, quick: bool, console: Console) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("measuring", total=len(keys))
         for done, (key, result, seconds) in enumerate(run_all(keys, store, quick), start=1):
             outcome = f"failed: {result.failure}" if result.failure else headline_of(result)
-            console.print(f"[{done}/{len(keys)}] {key!s:<40} {outcome} ({seconds:.1f} s)", markup=False)
+            console.print(f"[{done}/{len(keys)}] {key!s:<40} {outcome} ({seconds:.1f} s)", markup=False, soft_wrap=True)
             upcoming = str(keys[done]) if done < len(keys) else "done"
             progress.update(task, advance=1, description=upcoming)
 
@@ -63,4 +63,5 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from bench.places import PEERS
@@ -28,10 +29,10 @@ def install_peers(say: Callable[[str], None]) -> None:
     """Install what is missing; a peer that cannot be installed costs its own column only."""
     PEERS.mkdir(parents=True, exist_ok=True)
     for name, packages in _PYTHON_PEERS.items():
-        _attempt(name, PEERS / name / "installed", lambda packages=packages, name=name: _python(name, packages), say)
+        _attempt(name, PEERS / name / "installed", partial(_python, name, packages), say)
     for name, (packages, program) in _DEBIAN_PEERS.items():
-        _attempt(name, PEERS / name / program, lambda packages=packages, name=name: _debian(name, packages), say)
-    _attempt("pm2", PEERS / "pm2/node_modules/.bin/pm2", lambda: _npm("pm2", "pm2@7"), say)
+        _attempt(name, PEERS / name / program, partial(_debian, name, packages), say)
+    _attempt("pm2", PEERS / "pm2/node_modules/.bin/pm2", partial(_npm, "pm2", "pm2@7"), say)
 
 
 def _attempt(name: str, proof: Path, install: Callable[[], None], say: Callable[[str], None]) -> None:

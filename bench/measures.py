@@ -23,7 +23,7 @@ Sample = dict[str, Any]
 
 _START_SECONDS = 240.0
 _STOP_SECONDS = 240.0
-_SETTLE_SECONDS = 2.0
+_SETTLE_SECONDS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def spawn(driver_type: type[Driver], count: int, setting: Setting) -> Sample:
 
 def idle(driver_type: type[Driver], count: int, setting: Setting) -> Sample:
     """How often the manager wakes up while nothing happens."""
-    seconds = 5.0 if setting.quick else 20.0
+    seconds = 4.0 if setting.quick else 20.0
     with _life(driver_type, plan_for(*_place(setting), count)) as life:
         time.sleep(2.0)  # first-time work after the start (log files, cgroup moves, timers) is not idling
         managers = life.driver.managers(life.workers())
@@ -101,8 +101,8 @@ def idle(driver_type: type[Driver], count: int, setting: Setting) -> Sample:
 
 
 def restart(driver_type: type[Driver], count: int, setting: Setting) -> Sample:
-    """kill -9 one worker after another, each once, and time until its replacement runs."""
-    budget_seconds = 6.0 if setting.quick else 40.0
+    """Kill (-9) one worker after another, each once, and time until its replacement runs."""
+    budget_seconds = 3.0 if setting.quick else 25.0
     with _life(driver_type, plan_for(*_place(setting), count)) as life:
         time.sleep(1.5)  # some managers hold back what ran for less than a second; that is not a first restart
         delays_ms = []
@@ -128,7 +128,7 @@ def deaf(driver_type: type[Driver], count: int, setting: Setting) -> Sample:
 
 
 def crash(driver_type: type[Driver], count: int, setting: Setting) -> Sample:
-    """kill -9 the manager, start it again, and count the copies of each worker.
+    """Kill (-9) the manager, start it again, and count the copies of each worker.
 
     Variants: ``plain``; ``talk`` (workers print while it happens); ``helpers`` (per-worker helpers die too).
     """
@@ -171,7 +171,7 @@ def escape(driver_type: type[Driver], count: int, setting: Setting) -> Sample:
 
 
 def adopt(driver_type: type[Driver], count: int, setting: Setting) -> Sample:
-    """kill -9 the manager of ``count`` live workers and time how long opening again takes."""
+    """Kill (-9) the manager of ``count`` live workers and time how long opening again takes."""
     with _life(driver_type, plan_for(*_place(setting), count)) as life:
         _let_bookkeeping_finish()
         life.driver.kill_manager()
@@ -223,40 +223,46 @@ class Measure:
     applies: Callable[[type[Driver], str, int, bool], bool] = lambda driver, variant, count, quick: True  # noqa: ARG005
 
 
+# In three minutes everybody is started once, and these few show what the other measurements look like.
+_QUICK = frozenset({"popen", "tidelock", "tidelock-daemon", "s6", "supervisor"})
+
+
 def _if_not_too_many(driver: type[Driver], _variant: str, count: int, _quick: bool) -> bool:
     return count <= driver.most
 
 
 def _if_idle(driver: type[Driver], _variant: str, count: int, quick: bool) -> bool:
     # A thousand for us and for the limit, as the bar asks; a hundred shows what peers do.
-    return driver.name != "posix_spawn" and (quick or (count == 1000) == (driver.kind != "peer"))
+    return _among(driver, quick) and (quick or (count == 1000) == (driver.kind != "peer"))
 
 
-def _if_it_restarts(driver: type[Driver], _variant: str, _count: int, _quick: bool) -> bool:
-    return driver.restarts
+def _if_it_restarts(driver: type[Driver], _variant: str, _count: int, quick: bool) -> bool:
+    return driver.restarts and (not quick or driver.name in _QUICK)
 
 
-def _if_it_knows_grace(driver: type[Driver], _variant: str, _count: int, _quick: bool) -> bool:
-    return driver.name != "posix_spawn"
+def _if_it_knows_grace(driver: type[Driver], _variant: str, _count: int, quick: bool) -> bool:
+    return _among(driver, quick)
 
 
 def _if_it_can_crash(driver: type[Driver], variant: str, _count: int, quick: bool) -> bool:
-    if driver.name == "posix_spawn" or (quick and variant != "plain"):
-        return False
-    return variant != "helpers" or driver.helpers
+    return _among(driver, quick) and (variant == "plain" or not quick) and (variant != "helpers" or driver.helpers)
 
 
-def _if_it_adopts(driver: type[Driver], _variant: str, count: int, _quick: bool) -> bool:
-    return driver.adopts and count <= driver.most
+def _if_it_adopts(driver: type[Driver], _variant: str, count: int, quick: bool) -> bool:
+    return driver.adopts and count <= driver.most and (not quick or driver.name in _QUICK)
 
 
 def _if_it_keeps_logs(driver: type[Driver], variant: str, _count: int, quick: bool) -> bool:
-    return driver.keeps_logs and (variant == "lines" or not quick)
+    return driver.keeps_logs and (not quick or (driver.name in _QUICK and variant == "lines"))
+
+
+def _among(driver: type[Driver], quick: bool) -> bool:
+    return driver.name in _QUICK if quick else driver.name != "posix_spawn"
 
 
 MEASURES: dict[str, Measure] = {
-    "spawn": Measure(spawn, (10, 100, 1000, 5000), (10, 100), 3, "spawn_ms", applies=_if_not_too_many),
-    "idle": Measure(idle, (100, 1000), (20,), 1, "", applies=_if_idle),
+    "spawn": Measure(spawn, (10, 100, 1000, 5000), (50,), 3, "spawn_ms", applies=_if_not_too_many),
+    "idle": Measure(idle, (100, 1000), (50,), 1, "", applies=_if_idle),
     "restart": Measure(restart, (100,), (10,), 1, "", applies=_if_it_restarts),
     "deaf": Measure(deaf, (20,), (5,), 1, "stop_ms", applies=_if_it_knows_grace),
     "crash": Measure(crash, (50,), (5,), 1, "", ("plain", "talk", "helpers"), _if_it_can_crash),
@@ -308,11 +314,12 @@ def _stop_all(life: Life, workers: set[int], timeout_seconds: float = _STOP_SECO
 
 
 def _kept_lines(driver: Driver, count: int) -> list[bytes]:
-    """The worker's lines as they were kept, once their number no longer grows (pipes drain after the writer is done)."""
+    """The worker's lines as they were kept, once they are no more: pipes drain after the writer is done."""
     seen, since, lines = -1, time.monotonic(), list[bytes]()
     while len(lines) < count and time.monotonic() - since < _SETTLE_SECONDS:
         # Managers may add lines of their own, which begin with dashes; ours begin with a number.
-        lines = [line for line in driver.output("w0").splitlines(keepends=True) if not line.startswith((b"---", b"\n"))]
+        kept = driver.output("w0").splitlines(keepends=True)
+        lines = [line for line in kept if not line.startswith((b"---", b"\n"))]
         if len(lines) != seen:
             seen, since = len(lines), time.monotonic()
     return lines

@@ -21,4 +21,5 @@ def main() -> None:
     print(json.dumps({**sample, "load": load_before}))
 
 
-main()
+if __name__ == "__main__":
+    main()

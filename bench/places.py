@@ -11,7 +11,6 @@ PEERS: Final = WORK / "peers"
 RUNS: Final = WORK / "runs"
 RESULTS: Final = BENCH / "results"
 NATIVE: Final = BENCH / "native"
-HOSTS: Final = BENCH / "hosts"
 PAGE: Final = REPO / "docs" / "benchmarks.md"
 IMAGES: Final = REPO / "docs" / "img"
 

@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 mpl.use("svg")  # no display, and fonts stay text: small files that can be searched
 
-import matplotlib.pyplot as plt  # noqa: E402 - the backend has to be chosen first
+import matplotlib.pyplot as plt
 
 _COLOURS = {
     "posix_spawn": "#9e9e9e",
@@ -71,7 +73,7 @@ def bars(path: Path, values: Mapping[str, float], title: str, xlabel: str, *, lo
     _finish(figure, axes, title, path, legend=False)
 
 
-def _finish(figure: plt.Figure, axes: plt.Axes, title: str, path: Path, *, legend: bool = True) -> None:
+def _finish(figure: Figure, axes: Axes, title: str, path: Path, *, legend: bool = True) -> None:
     axes.set_title(title, loc="left", fontsize=10)
     axes.grid(visible=True, which="major", linewidth=0.3)
     for side in ("top", "right"):

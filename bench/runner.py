@@ -24,7 +24,7 @@ from bench.store import Key, Result, Store
 _NOISY = 0.25
 _SAMPLE_SECONDS = 420.0
 # What takes this long is slow enough to be told from noise by one sample.
-_LONG_SECONDS = 60.0
+_LONG_SECONDS = 40.0
 
 
 @dataclass(frozen=True, slots=True)

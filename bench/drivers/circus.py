@@ -34,7 +34,7 @@ class Circus(Hosted):
 
     name = "circus"
     about = "one `[watcher]` per worker, `warmup_delay = 0`, `stop_children`; `start` and `stop` by its own client"
-    host = "circus_host.py"
+    host = "circus_host"
     most = 1000
     keeps_logs = True
 

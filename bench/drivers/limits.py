@@ -15,7 +15,7 @@ class Popen(Hosted):
     name = "popen"
     kind: ClassVar[Kind] = "limit"
     about = "`subprocess.Popen(command)` in a loop; kill loop and wait; a pidfd in a selector for replacements"
-    host = "popen_host.py"
+    host = "popen_host"
     keeps_logs = True
 
     def log_files(self, name: str) -> list[Path]:
@@ -48,6 +48,13 @@ class PosixSpawn(Driver):
     def stop(self) -> Span:
         """Kill and wait for all."""
         return self._ask("stop")
+
+    def down(self) -> None:
+        """End the loop; what it started is the nest's to end."""
+        super().down()
+        for pipe in (self._loop.stdin, self._loop.stdout):
+            if pipe is not None:
+                pipe.close()
 
     def _ask(self, verb: str) -> Span:
         assert self._loop.stdin is not None  # noqa: S101 - both pipes were asked for above

@@ -23,7 +23,10 @@ class S6(Driver):
     """s6-svscan with one s6-supervise per worker."""
 
     name = "s6"
-    about = "a service directory per worker whose `run` is the worker itself (no shell); `s6-svscanctl -a`, and `d` to each control fifo"
+    about = (
+        "a service directory per worker whose `run` is the worker itself (no shell); "
+        "`s6-svscanctl -a` to start, `d` into each control fifo (as `s6-svc -d`) to stop"
+    )
     helpers = True
     keeps_logs = True
 

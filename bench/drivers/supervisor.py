@@ -66,11 +66,11 @@ class Supervisor(Driver):
 
     def start(self) -> Span:
         """All at once, without its one-second look at each."""
-        return self._call("startAllProcesses", False)
+        return self._call("startAllProcesses", wait=False)
 
     def stop(self) -> Span:
         """All, and wait."""
-        return self._call("stopAllProcesses", True)
+        return self._call("stopAllProcesses", wait=True)
 
     def log_files(self, name: str) -> list[Path]:
         """Its own rotation: .1 is the newest of the old ones."""
@@ -78,10 +78,10 @@ class Supervisor(Driver):
         old = sorted(self.plan.directory.glob(f"{name}.log.*"), key=lambda path: -int(path.suffix[1:]))
         return [*old, live]
 
-    def _call(self, method: str, argument: bool) -> Span:
+    def _call(self, method: str, *, wait: bool) -> Span:
         begin_ns = time.monotonic_ns()
         proxy = xmlrpc.client.ServerProxy("http://supervisor", transport=_UnixTransport(self.plan.directory / "s.sock"))
-        getattr(proxy.supervisor, method)(argument)
+        getattr(proxy.supervisor, method)(wait)
         return Span(begin_ns, time.monotonic_ns())
 
 

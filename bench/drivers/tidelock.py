@@ -4,7 +4,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from bench.drivers.driver import Driver, Kind, Span, wait_until
 from bench.drivers.hosted import Hosted
@@ -17,7 +17,7 @@ class Library(Hosted):
     name = "tidelock"
     kind: ClassVar[Kind] = "library"
     about = "`AsyncDeck`, one `await deck.start(…)` after another, defaults but `backoff_seconds=0`; `stop_all()`"
-    host = "deck_host.py"
+    host = "deck_host"
     adopts = True
     keeps_logs = True
 
@@ -58,7 +58,7 @@ class Daemon(Driver):
         """One request per worker."""
         from tidelock import Log, Restart, Stop  # noqa: PLC0415 - as above
 
-        fields = {
+        fields: dict[str, Any] = {
             "restart": Restart("on-failure", backoff_seconds=0),
             "stop": Stop(grace_seconds=self.plan.grace_seconds),
             "log": Log(max_bytes=self.plan.log_bytes, keep=self.plan.log_keep),

@@ -12,7 +12,7 @@ class WorkerDeck(Hosted):
 
     name = "workerdeck"
     about = "`WorkerManager(auto_restart=True)`, `reconcile()` every second, `start` and `stop` per user"
-    host = "workerdeck_host.py"
+    host = "workerdeck_host"
     most = 1000
     keeps_logs = True
     adopts = True

@@ -1,14 +1,12 @@
 """Holds circus's own client open and passes orders on; the daemon is a process of its own."""
 
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 from circus.client import CircusClient  # type: ignore[import-not-found]  # lives in the peer's own environment
 from circus.exc import CallError  # type: ignore[import-not-found]
-from protocol import answer, channel, read_requests, timed
+
+from bench.hosts.protocol import answer, channel, read_requests
 
 
 def main() -> None:
@@ -24,7 +22,9 @@ def main() -> None:
                     client = connected(request["directory"], len(request["workers"]))
                     answer(writing)
                 case verb:
-                    answer(writing, **timed(lambda verb=verb: tell(client, verb, names)))
+                    begin_ns = time.monotonic_ns()
+                    tell(client, verb, names)
+                    answer(writing, begin_ns=begin_ns, end_ns=time.monotonic_ns())
 
 
 def tell(client: Any, verb: str, names: list[str]) -> None:
@@ -51,4 +51,5 @@ def connected(directory: str, workers: int) -> Any:
     raise TimeoutError("circusd did not answer")
 
 
-main()
+if __name__ == "__main__":
+    main()

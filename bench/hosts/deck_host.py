@@ -2,14 +2,11 @@
 
 import asyncio
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from protocol import answer, channel, read_requests, timed
-
+from bench.hosts.protocol import answer, channel, read_requests, timed
 from tidelock import AsyncDeck, Deck, Log, Restart, Stop
 
 
@@ -34,7 +31,10 @@ async def with_async_deck(reading: int, writing: int) -> None:
             requests.put_nowait(request)
 
     loop.add_reader(reading, arrived)
-    deck, request = None, await requests.get()
+    deck: AsyncDeck | None = None
+    plan: list[tuple[str, list[str]]] = []
+    fields: dict[str, Any] = {}
+    request = await requests.get()
     while request is not None:
         begin_ns = time.monotonic_ns()
         match request["verb"]:
@@ -67,7 +67,10 @@ def with_facade(reading: int, writing: int) -> None:
                     deck = Deck(Path(request["directory"]) / "state")
                     answer(writing, begin_ns=begin_ns, end_ns=time.monotonic_ns())
                 case "start" if deck is not None:
-                    answer(writing, **timed(lambda deck=deck: [deck.start(n, c, **fields) for n, c in plan]))
+                    begin_ns = time.monotonic_ns()
+                    for name, command in plan:
+                        deck.start(name, command, **fields)
+                    answer(writing, begin_ns=begin_ns, end_ns=time.monotonic_ns())
                 case "stop" if deck is not None:
                     answer(writing, **timed(deck.stop_all))
 
@@ -80,4 +83,5 @@ def main() -> None:
         asyncio.run(with_async_deck(reading, writing))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -7,13 +7,10 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from protocol import answer, channel, read_requests, timed
+from bench.hosts.protocol import answer, channel, read_requests, timed
 
 
 def main() -> None:
@@ -83,4 +80,5 @@ def main() -> None:
                 watch(index)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -17,8 +17,8 @@ from typing import Any
 def channel() -> tuple[int, int]:
     """The descriptors to read requests from and to write answers to; not passed on to workers."""
     reading, writing = map(int, os.environ.pop("BENCH_HOST_FDS").split(","))
-    os.set_inheritable(reading, False)
-    os.set_inheritable(writing, False)
+    for fd in (reading, writing):
+        os.set_inheritable(fd, False)  # noqa: FBT003 - the function's own signature
     return reading, writing
 
 

@@ -1,13 +1,11 @@
 """workerdeck's ``WorkerManager`` as its users run it: started per user, reconciled in a loop."""
 
 import selectors
-import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from protocol import answer, channel, read_requests, timed
 from workerdeck import WorkerManager  # type: ignore[import-not-found]  # lives in the peer's own environment
+
+from bench.hosts.protocol import answer, channel, read_requests, timed
 
 # Its own example reconciles from a loop that sleeps a second; nothing in it reports a death.
 RECONCILE_SECONDS = 1.0
@@ -59,4 +57,5 @@ def main() -> None:
                     answer(writing, **timed(stop))
 
 
-main()
+if __name__ == "__main__":
+    main()
