@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -34,7 +35,8 @@ from tidelock.kernel.escalation import Outcome, Subject, stop_trees
 from tidelock.model import Identity
 
 _PACKET_BYTES: Final = 1 << 18
-_SWEEPS: Final = 16
+_LOOKS: Final = 64
+_VFORK_SECONDS: Final = 0.01
 
 
 def main(arguments: list[str]) -> int:
@@ -64,23 +66,28 @@ def told_until_death(channel: socket.socket) -> list[Bind]:
 
 
 def end_all(bound: list[Bind]) -> dict[str, Outcome]:
-    """Stop every tree, all together; how each ended."""
+    """Stop every tree, all together; how each ended.
+
+    Then look again, until a look finds nobody: at starts that were on their way when the owner died (their process
+    shows its cookie only once it has been exec'ed), and at processes that dropped the cookie.
+    """
     died_at_ticks = int(ids.boottime() * ids.CLOCK_TICKS)
     outcomes: dict[str, Outcome] = {}
-    # Processes that cleared their environment and left the session are not reached by name. Those in the worker's
-    # cgroup are found at once; those that carry its lock take a look at every descriptor of the machine, so that is
-    # done afterwards, and repeated until nobody is found.
+    # Those without a cookie in the worker's cgroup are found at once; those that carry its lock take a look at
+    # every descriptor of the machine, so that is left for later.
     subjects = [_subject(word) for word in bound] + _strays(bound, died_at_ticks, by_lock=False)
-    for _ in range(_SWEEPS):
-        if not subjects:
-            break
-        for name, outcome in stop_trees(subjects).items():
+    for _ in range(_LOOKS):
+        for name, outcome in _stopped(subjects).items():
             worker = name.partition("/")[0]
             before = outcomes.get(worker, Outcome(gone=True))
             outcomes[worker] = Outcome(
                 before.gone and outcome.gone, before.killed + outcome.killed, before.survivors + outcome.survivors
             )
-        subjects = _strays(bound, died_at_ticks, by_lock=True)
+        alive = containment.cookie_scan(word.tree.cookie for word in bound)
+        subjects = [_subject(word) for word in bound if alive[word.tree.cookie]]
+        subjects += _strays(bound, died_at_ticks, by_lock=True)
+        if not subjects and not any(_is_being_started(word) for word in bound):
+            break
     return outcomes
 
 
@@ -111,6 +118,33 @@ def _subject(word: Bind) -> Subject:
     tree = word.tree
     by_start = Tree(tree.name, tree.cookie, lock_path=None, identity=tree.identity, cgroup=None)
     return Subject(by_start, None, word.signal_number, word.grace_seconds)
+
+
+def _stopped(subjects: list[Subject]) -> dict[str, Outcome]:
+    """End them together; if the kernel refuses that (no descriptors left), one after the other."""
+    try:
+        return stop_trees(subjects)
+    except KernelError as err:
+        sys.stderr.write(f"ending {len(subjects)} trees together: {err}; going on one by one\n")
+    outcomes: dict[str, Outcome] = {}
+    for subject in subjects:
+        try:
+            outcomes |= stop_trees([subject])
+        except KernelError as err:
+            sys.stderr.write(f"{subject.tree.name}: {err}\n")
+            outcomes[subject.tree.name] = Outcome(gone=False)
+    return outcomes
+
+
+def _is_being_started(word: Bind) -> bool:
+    """Was the owner killed between vfork and exec? Then somebody holds the lock who shows no cookie yet."""
+    tree = word.tree
+    if tree.identity is not None or tree.lock_path is None or not flock.is_held(tree.lock_path):
+        return False
+    if all(containment.cookie_of(pid) is not None for pid in flock.holders(tree.lock_path)):
+        return False  # the next copy, of a new owner
+    select.select([], [], [], _VFORK_SECONDS)  # exec gives no sign; it comes within microseconds
+    return True
 
 
 def _strays(bound: list[Bind], died_at_ticks: int, *, by_lock: bool) -> list[Subject]:

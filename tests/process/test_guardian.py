@@ -277,6 +277,59 @@ def test_orphans_of_a_subreaper_are_found(tmp_path: Path, reports: Reports) -> N
         gone(int(pid))
 
 
+def test_a_start_that_nobody_could_record_is_ended(tmp_path: Path, reports: Reports) -> None:
+    """The owner bound the name before it spawned and died right after: the cookie is enough to find the worker."""
+    source = """
+        import asyncio, os, signal, sys
+        from pathlib import Path
+        from tidelock.deck.guardian_link import GuardianLink
+        from tidelock.deck.watch import DeathWatch
+        from tidelock.kernel import flock
+        from tidelock.kernel.containment import Tree, new_cookie
+        from tidelock.kernel.spawn import spawn
+
+        async def main():
+            watch = DeathWatch()
+            watch.open(asyncio.get_running_loop())
+            cookie, lock = new_cookie(), Path(sys.argv[1]) / "workers" / "bot" / "lock"
+            lock_fd = flock.take(lock)
+            GuardianLink(watch).bind(Tree("bot", cookie, lock), signal.SIGTERM, 0.2)
+            null = os.open(os.devnull, os.O_RDWR)
+            env = {"TIDELOCK_COOKIE": cookie, "PATH": os.environ["PATH"]}
+            spawn(sys.argv[2:], env=env, cwd="/", stdin_fd=null, stdout_fd=null, stderr_fd=null, keep_fds=[lock_fd])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        asyncio.run(main())
+    """
+    state = tmp_path / "state"
+    (state / "workers" / "bot").mkdir(parents=True)
+    with Program(source, str(state), *deaf("bot", reports), has_lifeline=False) as owner:
+        assert owner.ended() == -signal.SIGKILL
+    reports.await_roles("bot", "leader")
+    assert reports.await_gone("bot", PATIENCE_SECONDS) == []
+
+
+def test_what_the_guardian_did_can_be_read_by_the_next_owner(tmp_path: Path, reports: Reports) -> None:
+    """Each tree and each escalation is a line of ``guardian.log``; other lines are none."""
+    state = tmp_path / "state"
+    with Owner() as owner:
+        owner.do("open", state)
+        start_deaf(owner, state, "bot", reports)
+        guardian = owner.do("guardian", state)
+        pidfd = os.pidfd_open(guardian)
+        owner.kill()
+        assert select.select([pidfd], [], [], PATIENCE_SECONDS)[0]
+        os.close(pidfd)
+    with (state / "guardian.log").open("a") as log:
+        log.write('Traceback (most recent call last)\n{"half": \n[1]\n')
+    (report,) = guardian_link.reports(state)
+    assert (report["worker"], report["gone"], report["survivors"]) == ("bot", True, [])
+    assert [killed["command"].split()[-2] for killed in report["killed"]] == ["bot"]
+    guardian_link.forget_reports(state)
+    assert guardian_link.reports(state) == []
+    assert guardian_link.reports(tmp_path / "nowhere") == []
+
+
 class Link:
     """A link in this process, in a loop of its own."""
 

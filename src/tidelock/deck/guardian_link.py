@@ -10,6 +10,7 @@ owner's death and nothing else; only an exec in place carries it over, on purpos
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -17,7 +18,7 @@ import socket
 import sys
 from collections import deque
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tidelock.deck.watch import DeathWatch
 from tidelock.errors import KernelError
@@ -33,6 +34,7 @@ _log: Final = logging.getLogger("tidelock.guardian")
 IDLE_SECONDS: Final = 5.0
 """How long a guardian with nobody to guard is kept: a worker that is just being restarted needs it again."""
 
+LOG_NAME: Final = "guardian.log"
 _FIRST_DELAY_SECONDS: Final = 0.05
 _LONGEST_DELAY_SECONDS: Final = 30.0
 _SHORT_LIFE_SECONDS: Final = 2.0
@@ -223,12 +225,38 @@ class GuardianLink:
             self._timer = None
 
 
+def reports(state_dir: Path) -> list[dict[str, Any]]:
+    """What guardians of earlier owners did, oldest first: ``worker``, ``at``, ``gone``, ``killed``, ``survivors``.
+
+    A new owner makes events of them (they are the escalations nobody was there to record) and then calls
+    :func:`forget_reports`.
+    """
+    try:
+        lines = (state_dir / LOG_NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # a traceback, or a line that was cut by a full disk
+            said = json.loads(line)
+            if isinstance(said, dict) and {"worker", "at", "gone", "killed", "survivors"} <= said.keys():
+                found.append(said)
+    return found
+
+
+def forget_reports(state_dir: Path) -> None:
+    """They have been recorded. A guardian that is still at work appends to the emptied file."""
+    with contextlib.suppress(OSError):
+        os.truncate(state_dir / LOG_NAME, 0)
+
+
 def _spawned(channel: socket.socket, state_dir: Path | None) -> Spawned:
     """A new guardian with its end of the channel. What it has to say goes to the state directory."""
-    log = os.devnull if state_dir is None else str(state_dir / "guardian.log")
     with contextlib.ExitStack() as files:
-        nothing = files.enter_context(open(os.devnull, "rb"))  # noqa: PTH123 - raw descriptors are wanted
-        said = files.enter_context(open(log, "ab", buffering=0))  # noqa: PTH123 - as above
+        said = nothing = files.enter_context(open(os.devnull, "r+b", buffering=0))  # noqa: PTH123 - raw descriptors
+        if state_dir is not None:
+            with contextlib.suppress(OSError):  # a full disk takes away its voice, not the guardian
+                said = files.enter_context((state_dir / LOG_NAME).open("ab", buffering=0))
         return spawn(
             # Without site and the current directory: it finds what we found, and starts sooner.
             [
