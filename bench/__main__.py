@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.build import build_programs
+from bench.companions import COMPANIONS
 from bench.drivers import DRIVERS
 from bench.install import install_peers
 from bench.measures import MEASURES
@@ -26,12 +27,15 @@ def main() -> int:
     if asked.fresh:
         shutil.rmtree(store.directory)
         store = Store(store.directory)
-    if not asked.report:
+    if not asked.report and not asked.companions:
         build_programs()
         install_peers(console.print)
         choice = Choice(asked.quick, tuple(asked.only), tuple(asked.driver), asked.largest)
         keys = [key for key in keys_for(choice) if asked.again or not store.has(key)]
         _measure(keys, store, asked.quick, console)
+    if asked.companions:
+        for companion in COMPANIONS:
+            console.print(f"{companion.script}: {companion.run(store.directory, quick=asked.quick)}", markup=False)
     page, images = (WORK / "benchmarks.md", WORK / "img") if asked.quick else (PAGE, IMAGES)
     write_page(store, page, images)
     console.print(f"written: {page}")
@@ -59,6 +63,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--largest", type=int, help="leave out sizes above this")
     parser.add_argument("--again", action="store_true", help="measure also what is already there")
     parser.add_argument("--fresh", action="store_true", help="forget every earlier result first")
+    parser.add_argument("--companions", action="store_true", help="run the single parts' scripts instead")
     parser.add_argument("--report", action="store_true", help="measure nothing, write the page from the stored results")
     return parser.parse_args()
 

@@ -12,6 +12,7 @@ from string import Template
 
 from bench import plots
 from bench.bars import Bar, judged
+from bench.companions import COMPANIONS
 from bench.drivers import DRIVERS
 from bench.places import BENCH
 from bench.store import Key, Result, Store
@@ -53,7 +54,7 @@ def write_page(store: Store, page: Path, images: Path) -> None:
         "machine": _machine(results),
         "bars": _table(["work", "bar", "measured", ""], [_bar_row(bar) for bar in judged(results)]),
         "notes": _optional(BENCH / "notes.md"),
-        "related": _optional(BENCH / "related.md"),
+        "companions": _companions(store),
         "ratio_size": f"{_ratio_size(results):,}",
         "spawn": _spawn(results),
         "memory": _memory(results),
@@ -187,6 +188,15 @@ def _failures(everything: Results) -> str:
     if not failed:
         return ""
     return "Asked for and not measured:\n\n" + "".join(f"- {key}: {why}\n" for key, why in sorted(failed.items()))
+
+
+def _companions(store: Store) -> str:
+    shown = []
+    for companion in COMPANIONS:
+        printed = companion.printed_in(store.directory)
+        if printed is not None:
+            shown.append(f"`python {companion.script}`: {companion.about}\n\n```text\n{printed.rstrip()}\n```\n")
+    return "\n".join(shown) or "Not measured yet."
 
 
 def _optional(path: Path) -> str:
