@@ -4,8 +4,8 @@
 
 300 updates from 300 chats. Each trial kills or terminates the bot in the middle, starts it again, and waits until it
 has nothing left to do. *Lost*: no handler ever finished it. *Twice*: a handler finished it more than once; with
-at-least-once at most what was in flight at the kill (the rows marked as running in the inbox). *Twice with transaction*:
-rows written twice by handlers that use ``item.transaction()``.
+at-least-once at most what was in flight at the kill (the rows marked as running in the inbox).
+*Twice with transaction*: rows written twice by handlers that use ``item.transaction()``.
 
 Exits with 1 if a durable bot lost anything, or repeated more than was in flight, or repeated a transaction.
 """
