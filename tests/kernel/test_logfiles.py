@@ -268,6 +268,30 @@ def test_a_torn_ledger_entry_is_the_one_before(tmp_path: Path) -> None:
     assert logledger.load(tmp_path).number == ledger.number - 1
 
 
+@pytest.mark.parametrize("compress", [False, True], ids=["plain", "compressed"])
+@pytest.mark.parametrize("damage", ["deleted", "overwritten"])
+def test_a_lost_ledger_is_made_again_from_the_archives(place: tuple[str, Path], damage: str, compress: bool) -> None:
+    """Names and lengths of the archives say where everything is, except in the middle of a rotation."""
+    _, log_dir = place
+    written = numbered(0, 1000)
+    append(log_dir, written)
+    logfiles.rotate_if_due(log_dir, SMALL, NOW)
+    if compress:
+        for _ in logfiles.compressing(log_dir):
+            pass
+    if damage == "deleted":
+        (log_dir / "ledger").unlink()
+    else:
+        (log_dir / "ledger").write_bytes(b"?" * 1024)
+    assert whole(log_dir) == written
+    append(log_dir, numbered(1000, 1000))
+    written += numbered(1000, 1000)
+    assert whole(log_dir) == written
+    assert logfiles.rotate_if_due(log_dir, SMALL, NOW) is not None
+    assert whole(log_dir) == written
+    assert by_hand(log_dir) == written
+
+
 def test_a_full_disk_loses_no_byte(tmp_path: Path) -> None:
     """Where an archive does not fit, the log stays whole, and it is rotated once there is room."""
     with directory_on("tmpfs", tmp_path, "size=500k") as directory:

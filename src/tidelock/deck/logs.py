@@ -374,7 +374,7 @@ class LogKeeper:
             watched.in_hand = True
             self._hand.take(watched)
 
-    def _rotated(self, watched: "_Watched", rotation: Rotation | None, error: OSError | None) -> None:
+    def _rotated(self, watched: "_Watched", rotation: Rotation | None, error: Exception | None) -> None:
         """Back in the loop: the hand has let go of this log."""
         watched.in_hand = False
         if watched.gone:
@@ -513,7 +513,7 @@ class _RotatingHand:
         self,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
-        done: Callable[[_Watched, Rotation | None, OSError | None], None],
+        done: Callable[[_Watched, Rotation | None, Exception | None], None],
     ) -> None:
         self._loop = loop
         self._clock = clock
@@ -572,13 +572,13 @@ class _RotatingHand:
 
     def _rotate(self, watched: _Watched) -> None:
         rotation: Rotation | None = None
-        error: OSError | None = None
+        error: Exception | None = None
         log_dir = Path(watched.log_dir)
         try:
             rotation = logfiles.rotate_if_due(log_dir, watched.policy, self._clock.wall())
             if watched.policy.compress and watched not in self._compressing and (log_dir / BUSY).exists():
                 self._compressing[watched] = logfiles.compressing(log_dir)
-        except OSError as err:
+        except Exception as err:  # noqa: BLE001 - the edge of the thread: one log's trouble must not end all rotation
             error = err
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the answer
             self._loop.call_soon_threadsafe(self._done, watched, rotation, error)
@@ -588,7 +588,7 @@ class _RotatingHand:
         try:
             if steps is not None and next(steps, StopIteration) is not StopIteration:
                 return
-        except OSError as err:
+        except Exception as err:  # noqa: BLE001 - as above
             # A full disk, most likely: the plain archive stays and is tried again after the next rotation.
             _log.info("the archives of %r stay uncompressed for now: %s", watched.name, err)
         with self._change:

@@ -217,6 +217,8 @@ class _Rotator:
         self.dir_fd = dir_fd
         self.current = current
         self.ledger = logledger.load(log_dir, dir_fd=dir_fd)
+        if self.ledger.number == 0:
+            self.ledger = logledger.rebuilt(log_dir)
         self.ledger_fd = -1
         # Collapse and punch count in whole blocks; a page where the filesystem claims less.
         self.block = max(os.fstatvfs(current).f_bsize, 4096)
@@ -635,6 +637,6 @@ def _gzip_member(block: bytes) -> bytes:
     """One gzip member (RFC 1952) whose extra field "TL" says how long it is, compressed and plain."""
     squeeze = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     body = squeeze.compress(block) + squeeze.flush()
-    total = 24 + len(body) + 8
-    head = struct.pack("<BBBBIBBH2sHII", 0x1F, 0x8B, 8, 4, 0, 0, 3, 12, b"TL", 8, total, len(block))
+    total = logledger.MEMBER_HEAD.size + len(body) + 8
+    head = logledger.MEMBER_HEAD.pack(0x1F, 0x8B, 8, 4, 0, 0, 3, 12, b"TL", 8, total, len(block))
     return head + body + struct.pack("<II", zlib.crc32(block), len(block))

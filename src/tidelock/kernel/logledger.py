@@ -22,10 +22,13 @@ appends) nor from its content (a log may repeat itself). So before they are remo
 written over them: stamp there, not removed; stamp not there, removed.
 """
 
+import contextlib
 import errno
+import gzip
 import json
 import os
 import re
+import struct
 import zlib
 from pathlib import Path
 from typing import Final, NamedTuple, Self
@@ -40,6 +43,8 @@ PART: Final = ".part"
 _ARCHIVE: Final = re.compile(r"(\d{8}T\d{6}Z)-(\d{18,})\.log(\.gz)?", re.ASCII)
 _SLOT_BYTES: Final = 512
 STAMP_BYTES: Final = 32
+# A gzip member's head (RFC 1952) with our extra field "TL": how long the member is, compressed and plain.
+MEMBER_HEAD: Final = struct.Struct("<BBBBIBBH2sHII")
 
 
 class Ledger(NamedTuple):
@@ -115,6 +120,24 @@ def load(log_dir: Path | str, *, dir_fd: int | None = None) -> Ledger:
     return max(slots, default=Ledger())
 
 
+def rebuilt(log_dir: Path | str) -> Ledger:
+    """The ledger of a directory that has archives and has lost its ledger (deleted, or damaged by the disk).
+
+    The newest archive ends where ``current`` goes on. Whether ``current`` still has a hole in front is seen from its
+    first block; nothing else writes that many zeros at the very beginning.
+    """
+    there = archives(log_dir)
+    if not there:
+        return Ledger()
+    newest = there[-1]
+    head = newest.start + _plain_bytes(Path(log_dir) / newest.name, compressed=newest.compressed)
+    base = head
+    with contextlib.suppress(FileNotFoundError), (Path(log_dir) / CURRENT).open("rb") as current:
+        if os.fstat(current.fileno()).st_size >= head and not any(current.read(4096)):
+            base = 0
+    return Ledger(number=1, base=base, head=head, newest=newest.name.removesuffix(".gz"))
+
+
 def write(ledger_fd: int, ledger: Ledger) -> None:
     """Make ``ledger`` the truth, on the disk too."""
     os.pwrite(ledger_fd, _packed(ledger), (ledger.number % 2) * _SLOT_BYTES)
@@ -161,6 +184,33 @@ def base_in(current_fd: int, ledger: Ledger, size: int) -> int:
         # Shorter than what was archived from it: somebody emptied the file by hand. What comes now is new.
         return ledger.head
     return base
+
+
+def members(fd: int) -> list[tuple[int, int]]:
+    """The lengths, compressed and plain, of the gzip members of an archive of ours; none for somebody else's file."""
+    total = os.fstat(fd).st_size
+    found: list[tuple[int, int]] = []
+    offset = 0
+    while offset < total:
+        head = os.pread(fd, MEMBER_HEAD.size, offset)
+        if len(head) < MEMBER_HEAD.size or head[:4] != b"\x1f\x8b\x08\x04" or head[12:14] != b"TL":
+            return []
+        packed, plain = MEMBER_HEAD.unpack(head)[-2:]
+        if packed <= MEMBER_HEAD.size:
+            return []
+        found.append((packed, plain))
+        offset += packed
+    return found
+
+
+def _plain_bytes(path: Path, *, compressed: bool) -> int:
+    with path.open("rb") as file:
+        if not compressed:
+            return os.fstat(file.fileno()).st_size
+        if lengths := members(file.fileno()):
+            return sum(plain for _, plain in lengths)
+        with gzip.GzipFile(fileobj=file) as plain_file:
+            return plain_file.seek(0, os.SEEK_END)
 
 
 def _packed(ledger: Ledger) -> bytes:

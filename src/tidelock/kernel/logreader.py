@@ -34,7 +34,6 @@ LINE_BYTES: Final = 16_384
 _BLOCK_BYTES: Final = 1 << 16
 _INDEX_ENTRY: Final = struct.Struct(">dQ")
 _BLOCKS_PER_TURN: Final = 64
-_MEMBER: Final = struct.Struct("<BBBBIBBH2sHII")
 POLL_SECONDS: Final = 0.5
 
 
@@ -305,6 +304,7 @@ class LogView:
         self._current = -1
         self._archives: list[Archive] = []
         self._listed_at = -1
+        self._rebuilt: Ledger | None = None
         self._open: _OpenArchive | None = None
 
     def __enter__(self) -> Self:
@@ -396,6 +396,10 @@ class LogView:
 
     def _ledger(self) -> Ledger:
         ledger = logledger.load(self._log_dir)
+        if ledger.number == 0:
+            if self._rebuilt is None:
+                self._rebuilt = self._if_lost()
+            return self._rebuilt
         if ledger.how != "truncate" or (fd := self._current_fd()) < 0 or logledger.is_stamped(fd, ledger):
             return ledger
         # Emptied, and the last look before that may have put more into the archive than the ledger knows yet.
@@ -405,6 +409,13 @@ class LogView:
             end = 0
         end = max(end, ledger.head)
         return ledger._replace(base=end, head=end, dropping=0)
+
+    def _if_lost(self) -> Ledger:
+        """What a log without a ledger is: one that was never rotated, or one whose ledger was lost."""
+        try:
+            return logledger.rebuilt(self._log_dir)
+        except (FileNotFoundError, NotADirectoryError):
+            return Ledger()
 
     def _current_fd(self) -> int:
         if self._current < 0:
@@ -492,18 +503,12 @@ class _CompressedArchive:
         self._file.close()
 
     def _walk(self) -> list[_Member]:
-        fd = self._file.fileno()
-        total = os.fstat(fd).st_size
         members: list[_Member] = []
         start = offset = 0
-        while offset < total:
-            head = os.pread(fd, _MEMBER.size, offset)
-            if len(head) < _MEMBER.size or head[:4] != b"\x1f\x8b\x08\x04" or head[12:14] != b"TL":
-                return []
-            packed, plain = _MEMBER.unpack(head)[-2:]
+        for packed, plain in logledger.members(self._file.fileno()):
             members.append(_Member(start, plain, offset, packed))
             start += plain
-            offset += max(packed, _MEMBER.size)
+            offset += packed
         return members
 
     def _unpack(self, member: _Member) -> bytes:
