@@ -26,16 +26,9 @@ test: ## every test, against the code that the wheel holds (about 8 minutes)
 	@echo "test: pytest $(ARGS)" >&2
 	@$(BIN)/python -m pytest $(ARGS)
 
-check: ## what a change must pass before it is sent: format, lint, types, layers
+check: ## what a change must pass before it is sent: format, lint, types, layers, unit tests
 	@scripts/setup
-	@echo 'check: ruff format' >&2
-	@$(BIN)/ruff format --check --quiet . || { echo 'run: .venv/bin/ruff format .'; exit 1; }
-	@echo 'check: ruff check' >&2
-	@$(BIN)/ruff check --quiet .
-	@echo 'check: mypy --strict' >&2
-	@$(BIN)/mypy
-	@echo 'check: import-linter' >&2
-	@$(BIN)/lint-imports --no-cache
+	@scripts/check
 
 bench: ## Tidelock beside its peers and the bare kernel; writes docs/benchmarks.md
 	@scripts/setup $(BENCH_PROGRAMS)
