@@ -31,7 +31,8 @@ class Program:
         has_lifeline: bool = True,
     ) -> None:
         read_fd, self._write_fd = os.pipe()
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": SOURCE, **(env or {})}
+        search = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": search, **(env or {})}
         if has_lifeline:
             environment["TIDELOCK_LIFELINE_FD"] = "0"
         self.process = subprocess.Popen(
