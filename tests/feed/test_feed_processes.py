@@ -1,0 +1,173 @@
+"""The feed in processes that die: killed from outside, by their own handlers, or hung."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.feed_bots import CONCURRENCY, POISON, keep_working, meet_poison
+from support.feed_scenario import noted
+from support.feed_upstream import Upstream, update
+
+DEADLINE_SECONDS = 60
+UPDATES = 300
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[multiprocessing.context.ForkServerContext]:
+    """Fresh processes in milliseconds: the fork server has loaded the feed and nothing else."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["support.feed_bots"])
+    yield context
+    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def running(process: Any) -> Iterator[Any]:
+    """A process that is gone afterwards in any case."""
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def until(fact: Any, process: Any) -> None:
+    """Wait for a fact that another process brings about; fail loudly if it ends or the deadline passes."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not fact():
+        assert process.exitcode is None, f"the program ended with {process.exitcode}"
+        assert time.monotonic() < deadline, "the fact did not come about"
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("mode", ["inbox", "tx", "file"])
+def test_kill_9_again_and_again_loses_nothing(
+    processes: multiprocessing.context.ForkServerContext, tmp_path: Path, mode: str
+) -> None:
+    """Five kills in the middle of the work, with a burst at the start and more coming in between."""
+    upstream = Upstream(tmp_path / "upstream.json")
+    upstream.arrive(*(update(n, chat=n % 50) for n in range(1, 201)))
+    rounds = (30, 70, 120, 170, 220)
+    for round_number, enough in enumerate(rounds):
+        with running(processes.Process(target=keep_working, args=(str(tmp_path), mode))) as bot:
+            until(lambda: len(effects_of(tmp_path, mode)) >= enough, bot)  # noqa: B023 - called at once
+            os.kill(bot.pid, signal.SIGKILL)
+            bot.join()
+        upstream.arrive(*(update(n, chat=n % 50) for n in range(201 + 20 * round_number, 221 + 20 * round_number)))
+    with running(processes.Process(target=keep_working, args=(str(tmp_path), mode))) as bot:
+        until(lambda: len(set(effects_of(tmp_path, mode))) == UPDATES, bot)
+        os.kill(bot.pid, signal.SIGTERM)
+        bot.join(DEADLINE_SECONDS)
+        assert bot.exitcode == 0
+    effects = Counter(effects_of(tmp_path, mode))
+    assert set(effects) == set(range(1, UPDATES + 1))
+    in_flight = {"inbox": CONCURRENCY, "tx": 0, "file": 1}[mode]
+    assert effects.total() - UPDATES <= in_flight * len(rounds)
+    if mode != "file":
+        connection = sqlite3.connect(tmp_path / "bot.db")
+        assert connection.execute("SELECT count(*) FROM tidelock_item").fetchone() == (0,)
+        connection.close()
+
+
+def effects_of(directory: Path, mode: str) -> list[int]:
+    """What was done: lines in a file, or rows beside the inbox."""
+    if mode != "tx":
+        return [int(line) for line in noted(directory, "effects")]
+    connection = sqlite3.connect(directory / "bot.db", timeout=30)
+    try:
+        return [number for (number,) in connection.execute("SELECT id FROM effect")]
+    except sqlite3.OperationalError:  # not made yet
+        return []
+    finally:
+        connection.close()
+
+
+def test_sigterm_with_slow_handlers_loses_nothing(
+    processes: multiprocessing.context.ForkServerContext, tmp_path: Path
+) -> None:
+    """What is in flight finishes, nothing is done twice, the rest waits for the next run."""
+    upstream = Upstream(tmp_path / "upstream.json")
+    upstream.arrive(*(update(n) for n in range(1, UPDATES + 1)))
+    for stops in range(1, 4):
+        with running(processes.Process(target=keep_working, args=(str(tmp_path), "inbox"))) as bot:
+            until(lambda: len(noted(tmp_path, "effects")) >= 80 * stops, bot)  # noqa: B023 - called at once
+            os.kill(bot.pid, signal.SIGTERM)
+            bot.join(DEADLINE_SECONDS)
+            assert bot.exitcode == 0
+        assert noted(tmp_path, "stopped") == ["gracefully"] * stops
+    with running(processes.Process(target=keep_working, args=(str(tmp_path), "inbox"))) as bot:
+        until(lambda: len(noted(tmp_path, "effects")) >= UPDATES, bot)
+    assert Counter(int(line) for line in noted(tmp_path, "effects")) == Counter(range(1, UPDATES + 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "cursor"), [("exit", "inbox"), ("segfault", "inbox"), ("loop", "inbox"), ("exit", "file")]
+)
+def test_poison_is_set_aside_after_three_deaths(
+    processes: multiprocessing.context.ForkServerContext, tmp_path: Path, kind: str, cursor: str
+) -> None:
+    """The message is parked, not the worker: three deaths, one dead letter, everything else done.
+
+    A handler that never lets go stops the watchdog's pings; this test plays the deck and kills it for that.
+    """
+    upstream = Upstream(tmp_path / "upstream.json")
+    upstream.arrive(*(update(n) for n in range(1, 41)))
+    deaths = 0
+    while True:
+        with deck_of(tmp_path) as (address, pings):
+            bot = processes.Process(target=meet_poison, args=(str(tmp_path), kind, cursor, address, 500_000))
+            with running(bot):
+                hung = watched(bot, pings)
+                code = bot.exitcode
+        if code == 0:
+            break
+        deaths += 1
+        assert deaths <= 3
+        assert hung == (kind == "loop")
+    assert deaths == 3
+    assert noted(tmp_path, "poisoned") == ["1", "2", "3"]
+    assert {int(line) for line in noted(tmp_path, "effects")} == set(range(1, 41)) - {POISON}
+    if cursor == "inbox":
+        connection = sqlite3.connect(tmp_path / "bot.db")
+        dead = connection.execute("SELECT id, state, attempts, crashes FROM tidelock_item").fetchall()
+        connection.close()
+        assert dead == [(POISON, 2, 3, 3)]
+    else:
+        assert f'"id":{POISON}' in (tmp_path / "offset.txt.dead").read_text()
+
+
+@contextlib.contextmanager
+def deck_of(directory: Path) -> Iterator[tuple[str, socket.socket]]:
+    """A notify socket."""
+    address = directory / "notify"
+    address.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(address))
+        yield str(address), listener
+
+
+def watched(bot: Any, pings: socket.socket) -> bool:
+    """Wait for the end of the process; kill it if it was ready and its pings have stopped. Was it hung?"""
+    ready = False
+    silent_since = time.monotonic()
+    while bot.exitcode is None:
+        pings.settimeout(0.1)
+        try:
+            ready = b"READY=1" in pings.recv(65536) or ready
+            silent_since = time.monotonic()
+        except TimeoutError:
+            if ready and time.monotonic() - silent_since > 3 and bot.exitcode is None:
+                os.kill(bot.pid, signal.SIGKILL)
+                bot.join()
+                return True
+    return False
