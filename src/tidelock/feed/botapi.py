@@ -95,6 +95,7 @@ class Handout:
     task: "asyncio.Future[Any] | None" = None
     tasks: "list[asyncio.Future[Any]]" = field(default_factory=list)
     error: BaseException | None = None
+    cancelled: bool = False
 
 
 class TelegramSource:
@@ -250,6 +251,7 @@ class Polling:
                 await settled(handout.item.hand_back())
             if not await self._all_ended(self.grace_seconds):
                 for handout in self._running():
+                    handout.cancelled = True
                     if handout.task is not None:
                         handout.task.cancel()
                 await self._all_ended(CANCEL_SECONDS)

@@ -160,8 +160,10 @@ class Durable:
                 await (work if self.app.concurrent_updates > 1 else self._alone(handout, work))
         except asyncio.CancelledError:
             await self._end(handout, cancelled=True)
-            if _is_being_cancelled():
+            if not handout.cancelled:
                 raise
+            # We did it ourselves, and stop here: before 22 the library counts an update only if this returns.
+            _uncancel()
         except Exception as error:
             handout.error = error
             await self._end(handout)
@@ -321,9 +323,10 @@ def _durable_class(base: Any) -> Any:
     return DurableApplication
 
 
-def _is_being_cancelled() -> bool:
+def _uncancel() -> None:
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    if task is not None:
+        task.uncancel()
 
 
 def _seconds(timeout: Any) -> int:
