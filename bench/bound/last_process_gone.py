@@ -39,7 +39,7 @@ KINDS: dict[str, list[str]] = {
     "deaf, grace 1 s": ["sh", "-c", "trap '' TERM INT HUP; printf x > FIFO; while :; do sleep 60 & wait; done"],
 }
 OWNER = """
-import asyncio, json, sys
+import asyncio, json, re, sys
 from tidelock.deck import AsyncDeck
 from tidelock.model import Stop
 
@@ -51,7 +51,8 @@ async def main():
     for number in range(int(workers)):
         status = await deck.start(f"bot-{number}", command, lifetime="bound", stop=Stop(grace_seconds=float(grace)))
         pids.append(status.pid)
-    print(json.dumps({"pids": pids, "guardian": deck._guardian.pid}), flush=True)
+    guardian = re.search("guardian pid ([0-9]+)", (await deck.layers("bot-0"))[0].why)
+    print(json.dumps({"pids": pids, "guardian": int(guardian[1])}), flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())

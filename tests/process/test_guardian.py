@@ -207,7 +207,7 @@ def test_an_exec_in_place_keeps_workers_and_guardian(tmp_path: Path, reports: Re
     """A reload is not a death: same guardian, same worker; the death that follows is one."""
     state = tmp_path / "state"
     source = """
-        import asyncio, json, os, sys
+        import asyncio, json, os, re, sys
         from tidelock.deck import AsyncDeck
         from tidelock.model import Stop
 
@@ -217,7 +217,8 @@ def test_an_exec_in_place_keeps_workers_and_guardian(tmp_path: Path, reports: Re
             if "SECOND" not in os.environ:
                 await deck.start("bot", sys.argv[2:], lifetime="bound", stop=Stop(grace_seconds=0.2))
             status = await deck.status("bot")
-            print(json.dumps([os.getpid(), status.pid, deck._guardian.pid, str(status.state)]), flush=True)
+            guardian = int(re.search(r"guardian pid (\\d+)", (await deck.layers("bot"))[0].why)[1])
+            print(json.dumps([os.getpid(), status.pid, guardian, str(status.state)]), flush=True)
             sys.stdin.readline()
             if "SECOND" not in os.environ:
                 told = deck.prepare_reexec()
@@ -255,13 +256,14 @@ def test_orphans_of_a_subreaper_are_found(tmp_path: Path, reports: Reports) -> N
         sys.stdin.read()
     """
     owner = (
-        "import asyncio, json, sys\n"
+        "import asyncio, json, re, sys\n"
         "from tidelock.deck import AsyncDeck\n"
         "async def main():\n"
         "    deck = AsyncDeck(sys.argv[1])\n"
         "    await deck.open()\n"
         "    status = await deck.start('bot', sys.argv[2:], lifetime='bound')\n"
-        "    print(json.dumps([status.pid, deck._guardian.pid]), flush=True)\n"
+        "    why = (await deck.layers('bot'))[0].why\n"
+        "    print(json.dumps([status.pid, int(re.search('guardian pid ([0-9]+)', why)[1])]), flush=True)\n"
         "    await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
     )

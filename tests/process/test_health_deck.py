@@ -15,6 +15,7 @@ import pytest
 from support.child_owner import Owner
 from support.child_program import SOURCE
 from tidelock.deck import AsyncDeck
+from tidelock.kernel.notify import address_for
 from tidelock.model import Event, EventKind, Health, Restart
 
 PATIENCE_SECONDS = 30.0
@@ -172,7 +173,7 @@ def test_one_worker_cannot_speak_for_another(tmp_path: Path) -> None:
                 sys.executable,
                 "-c",
                 "from tidelock.child import notify; assert notify('READY=1', STATUS='I am alice')",
-                env=ENV | {"NOTIFY_SOCKET": deck._notify.address, "TIDELOCK_WORKER": "alice"},
+                env=ENV | {"NOTIFY_SOCKET": address_for(deck.state_dir), "TIDELOCK_WORKER": "alice"},
             )
             assert await stranger.wait() == 0
             bob = await deck.status("bob")

@@ -154,7 +154,7 @@ class HealthKeeper:
     ) -> None:
         """Watch over a worker that was just started, or adopted (``already_ready``); a second watch replaces the first.
 
-        ``env`` and ``cwd`` are the worker's own and are what a command check runs with.
+        ``env`` and ``cwd`` are the worker's own; a command check runs with them, with PATH and with PORT.
         """
         self.unwatch(name)
         loop = self._running_loop()
@@ -305,6 +305,7 @@ class HealthKeeper:
         if health.command is not None:
             command = health.command
             its_env = {key: value for key, value in env.items() if key != LIFELINE_FD_ENV}
+            its_env.setdefault("PATH", os.environ.get("PATH", os.defpath))
             if port is not None:
                 its_env.setdefault(PORT_ENV, number)
             return lambda: _ask_command(command, its_env, cwd, health.timeout_seconds)
