@@ -146,7 +146,7 @@ def crash(driver_type: type[Driver], count: int, setting: Setting) -> Sample:
         life.settle()
         copies = life.copies()
         everyone = life.workers()
-        _, left = _stop_all(life, everyone, timeout_seconds=15)
+        _, left = _stop_all(life, everyone, timeout_seconds=5)
         return {
             "died_with_manager": died,
             "duplicates": sum(max(0, number - 1) for number in copies),
