@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from support.cli_daemon import PATIENCE_SECONDS, TIDELOCK, Person, pidfd_of, until
 
+from support.cli_daemon import PATIENCE_SECONDS, TIDELOCK, Person, pidfd_of, until
 from tidelock.cli import VERBS, main
 
 SLEEPER = ("--", "sleep", "1000")
@@ -105,7 +105,9 @@ def test_with_no_owner_reading_works_and_says_so_and_acting_is_exit_code_3(perso
     seen = person.seen()
     assert seen["supervised"] is False
     assert seen["owner_pid"] is None
-    assert [(worker["name"], worker["state"], worker["pid"]) for worker in seen["workers"]] == [("alice", "running", pid)]
+    assert [(worker["name"], worker["state"], worker["pid"]) for worker in seen["workers"]] == [
+        ("alice", "running", pid)
+    ]
     assert "not supervised" in person.types("ps").stdout
     logs = person.types("logs", "alice")
     assert "hello from alice" in logs.stdout
@@ -299,7 +301,9 @@ def test_a_deep_state_directory_works(tmp_path: Path) -> None:
 
 def test_adopt_takes_over_what_somebody_else_started(person: Person, tmp_path: Path) -> None:
     """The process goes on, is supervised, and is restarted from its command line, directory and chosen variables."""
-    stranger = subprocess.Popen(["sleep", "4321"], cwd=tmp_path, env={"BOT_HOME": "/srv/bot", "PATH": os.environ["PATH"]})
+    stranger = subprocess.Popen(
+        ["sleep", "4321"], cwd=tmp_path, env={"BOT_HOME": "/srv/bot", "PATH": os.environ["PATH"]}
+    )
     try:
         adopted = json.loads(person.types("adopt", "alice", stranger.pid, "-e", "BOT_HOME", "--json").stdout)
         assert (adopted["pid"], adopted["state"], adopted["adopted"]) == (stranger.pid, "running", True)
@@ -341,7 +345,9 @@ def test_doctor_finds_orphans_and_ends_them_only_when_told(person: Person) -> No
     orphan = subprocess.Popen(["sleep", "1000"], env=env)
     try:
         report = json.loads(person.types("doctor", "--json", expect=1).stdout)
-        assert [(s["pid"], s["kind"]) for s in report["suspects"] if s["worker"] == "alice"] == [(orphan.pid, "duplicate")]
+        assert [(s["pid"], s["kind"]) for s in report["suspects"] if s["worker"] == "alice"] == [
+            (orphan.pid, "duplicate")
+        ]
         person.types("doctor", "--fix", input="n\n", expect=1)
         person.types("doctor", "--fix", input="", expect=1)
         assert orphan.poll() is None
@@ -385,13 +391,21 @@ def test_apply_shows_a_plan_and_does_it(person: Person, tmp_path: Path) -> None:
         '[template.t]\ncommand = ["sleep", "1000"]\n[worker.a]\ntemplate = "t"\n[worker.b]\ntemplate = "t"\n'
     )
     person.types("start", "by-hand", *SLEEPER)
-    assert person.types("apply", file, "--dry-run").stdout == "+ a\n+ b\n2 to add, 0 to change, 0 to remove, 0 unchanged\n"
+    assert (
+        person.types("apply", file, "--dry-run").stdout == "+ a\n+ b\n2 to add, 0 to change, 0 to remove, 0 unchanged\n"
+    )
     assert len(person.seen()["workers"]) == 1
     person.types("apply", file)
     a = person.worker("a")
-    file.write_text('[template.t]\ncommand = ["sleep", "1000"]\n[worker.a]\ntemplate = "t"\n[worker.c]\ntemplate = "t"\nenv = {X = "1"}\n')
+    file.write_text(
+        '[template.t]\ncommand = ["sleep", "1000"]\n[worker.a]\ntemplate = "t"\n[worker.c]\ntemplate = "t"\nenv = {X = "1"}\n'
+    )
     plan = json.loads(person.types("apply", file, "--json").stdout)["plan"]
-    assert {(change["name"], change["action"]) for change in plan} == {("a", "unchanged"), ("b", "remove"), ("c", "add")}
+    assert {(change["name"], change["action"]) for change in plan} == {
+        ("a", "unchanged"),
+        ("b", "remove"),
+        ("c", "add"),
+    }
     assert [worker["name"] for worker in person.seen()["workers"]] == ["a", "by-hand", "c"]
     assert person.worker("a")["pid"] == a["pid"]
     file.write_text('[worker.a]\ncomand = ["sleep"]\n')
@@ -429,7 +443,7 @@ def test_completion_knows_verbs_options_and_names(person: Person) -> None:
     for shell in ("bash", "zsh", "fish"):
         assert "tidelock complete" in person.types("completion", shell).stdout
     script = person.types("completion", "bash").stdout
-    asked = script + "COMP_WORDS=(tidelock stop al); COMP_CWORD=2; _tidelock; echo \"${COMPREPLY[@]}\""
+    asked = script + 'COMP_WORDS=(tidelock stop al); COMP_CWORD=2; _tidelock; echo "${COMPREPLY[@]}"'
     env = person.env | {"TIDELOCK_STATE": str(person.state), "PATH": f"{TIDELOCK.parent}:{os.environ['PATH']}"}
     shown = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, env=env, check=True).stdout
     assert shown.strip() == "alice"
@@ -476,7 +490,11 @@ def test_top_shows_the_deck_and_acts_on_a_key(person: Person) -> None:
     person.types("start", "alice", *SLEEPER)
     env = {**person.env, "TERM": "xterm-256color"}
     view = pexpect.spawn(
-        str(TIDELOCK), ["--state", str(person.state), "top", "--interval", "0.2"], env=env, timeout=60, dimensions=(40, 120)
+        str(TIDELOCK),
+        ["--state", str(person.state), "top", "--interval", "0.2"],
+        env=env,
+        timeout=60,
+        dimensions=(40, 120),
     )
     try:
         view.expect("alice")

@@ -29,7 +29,9 @@ class Person:
         self.env = {key: value for key, value in os.environ.items() if not key.startswith("TIDELOCK_")} | env
         self.env.pop("NOTIFY_SOCKET", None)
 
-    def types(self, *words: str | Path | int, expect: int | None = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    def types(
+        self, *words: str | Path | int, expect: int | None = 0, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
         """Run one command and look at its exit code."""
         command = [str(TIDELOCK), "--state", str(self.state), *map(str, words)]
         done = subprocess.run(

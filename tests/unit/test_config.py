@@ -75,7 +75,7 @@ def test_every_problem_is_told_with_its_line_key_and_a_suggestion() -> None:
         ('[worker.alice]\ncommand = ["x"]\nsecrets.T = "nope"\n', "line 3: worker.alice.secrets.T"),
         ('[worker.alice]\ncommand = ["x"]\nenv = {NOTIFY_SOCKET = "x"}\n', "worker.alice.env.NOTIFY_SOCKET"),
         ('[server]\ntls_cert = "x"\n', "tls_cert and tls_key belong together"),
-        ('[server]\nlisten = 1\n', "line 2: server.listen"),
+        ("[server]\nlisten = 1\n", "line 2: server.listen"),
     ],
 )
 def test_a_refusal_says_where_and_what(text: str, told: str) -> None:

@@ -17,6 +17,7 @@ import base64
 import contextlib
 import hashlib
 import hmac
+import ipaddress
 import os
 import secrets
 import stat
@@ -45,6 +46,7 @@ GUESS_WINDOW_SECONDS: Final = 60.0
 
 _OPEN_PATHS: Final = frozenset({"/", "/healthz", "/openapi.json", "/login", "/api/v1/login", "/favicon.ico"})
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_WILDCARDS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -156,6 +158,8 @@ class Guard:
         self._app = app
         self._keys = keys
         self._hosts = _LOOPBACK_NAMES | {host.lower() for host in hosts}
+        # Listening on every address, we cannot list them; a literal address cannot be rebound to another by DNS.
+        self._any_address = bool(self._hosts & _WILDCARDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -172,7 +176,7 @@ class Guard:
         headers = _headers(scope)
         if self._keys is None:
             return HTTPStatus.FORBIDDEN, "this deck is not served over TCP"
-        if _host_of(headers.get("host", "")) not in self._hosts:
+        if not self._is_own_host(_host_of(headers.get("host", ""))):
             return HTTPStatus.FORBIDDEN, "this deck is not known by that host name; add it to hosts in [server]"
         origin = headers.get("origin")
         if origin is not None and not self._is_own_origin(origin, headers["host"], scope["scheme"]):
@@ -197,6 +201,9 @@ class Guard:
         if method not in _READING and not self._keys.is_csrf(headers.get(CSRF_HEADER, ""), session):
             return HTTPStatus.FORBIDDEN, f"a changing request by cookie needs the header {CSRF_HEADER}"
         return None
+
+    def _is_own_host(self, host: str) -> bool:
+        return host in self._hosts or (self._any_address and _is_address(host))
 
     def _is_own_origin(self, origin: str, host: str, scheme: str) -> bool:
         with contextlib.suppress(ValueError):
@@ -245,6 +252,14 @@ def _host_of(header: str) -> str:
     with contextlib.suppress(ValueError):
         return (urlsplit(f"//{header}").hostname or "").lower()
     return ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _cookies(headers: Mapping[str, str]) -> dict[str, str]:

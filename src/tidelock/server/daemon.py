@@ -170,7 +170,8 @@ class _Daemon:
     def _base_url(self) -> str:
         assert self._address is not None  # noqa: S101 - asked only when TCP is served
         host, port = self._address
-        shown = f"[{host}]" if ":" in host else host
+        wildcard = host in {"0.0.0.0", "::"}  # noqa: S104 - nobody can call us by that; this machine's own name will do
+        shown = "localhost" if wildcard else f"[{host}]" if ":" in host else host
         scheme = "https" if self._options.tls_cert else "http"
         return f"{scheme}://{shown}:{port}/"
 

@@ -48,6 +48,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def problem_of(error: Exception) -> Problem:
     """The problem document of an error."""
+    error = _refused_value(error) or error
     if isinstance(error, errors.TidelockError):
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
         field = error.field if isinstance(error, errors.SpecError) else None
@@ -83,6 +84,14 @@ def answer(request: Request[Any, Any, Any], error: Exception) -> Response[Proble
         _log.error("%s %s: %s", request.method, request.url.path, type(error).__name__, exc_info=error)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     return Response(told, status_code=told.status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def _refused_value(error: Exception) -> errors.SpecError | None:
+    """The refusal of a value inside a body, which reaches us wrapped by msgspec and by Litestar."""
+    inner: BaseException | None = error if isinstance(error, ValidationException) else None
+    while inner is not None and not isinstance(inner, errors.SpecError):
+        inner = inner.__cause__ or inner.__context__
+    return inner
 
 
 def _http_detail(error: HTTPException) -> str:
