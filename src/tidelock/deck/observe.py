@@ -25,12 +25,12 @@ class Layer(msgspec.Struct, frozen=True):
     why: str
 
 
-def status_of(worker: Worker, clock: Clock, health: str | None) -> WorkerStatus:
-    """One worker as it is now, from the owner's memory and /proc."""
+def status_of(worker: Worker, clock: Clock, health: str | None, *, fresh: bool = False) -> WorkerStatus:
+    """One worker as it is now, from the owner's memory and /proc; of a fresh one there is nothing to measure yet."""
     record = worker.record
     alive = worker.pidfd is not None
     now = clock.boottime()
-    used = _usage(worker) if alive else None
+    used = _usage(worker) if alive and not fresh else None
     return _status(
         record,
         worker.state,

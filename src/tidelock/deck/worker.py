@@ -3,15 +3,20 @@
 Kept small: an owner may hold ten thousand of these for years.
 """
 
-import asyncio
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tidelock.kernel import exits
 from tidelock.kernel.containment import Tree
-from tidelock.kernel.lifeline import Lifeline
 from tidelock.model import State
 from tidelock.registry import Record
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from tidelock.kernel.lifeline import Lifeline
 
 LIVE_PHASES = frozenset({State.STARTING, State.RUNNING, State.UNHEALTHY, State.STOPPING})
 
@@ -25,6 +30,7 @@ class Worker:
         "is_child",
         "lifeline",
         "lock_path",
+        "on_death",
         "pidfd",
         "proxy_lock_fd",
         "record",
@@ -35,6 +41,7 @@ class Worker:
     def __init__(self, record: Record, lock_path: Path) -> None:
         self.record = record
         self.lock_path = lock_path
+        self.on_death: Callable[[Worker], None] = _nobody_listens
         self.pidfd: int | None = None
         self.is_child = False
         self.lifeline: Lifeline | None = None
@@ -72,6 +79,10 @@ class Worker:
             None if record.cgroup is None else Path(record.cgroup),
         )
 
+    def died(self) -> None:
+        """Its pidfd became readable."""
+        self.on_death(self)
+
     def cancel_timer(self) -> None:
         """Whatever was going to happen later does not."""
         if self.timer is not None:
@@ -95,3 +106,7 @@ class Worker:
         self.cpu_sample = None
         self.status_text = None
         self.awaits_ready = False
+
+
+def _nobody_listens(_: Worker) -> None:
+    """Before the deck listens there is nothing to do: recovery looks for itself."""

@@ -1,0 +1,192 @@
+"""Ending trees from the loop: a stop that was asked for, leftovers of a dead leader, orphans of an earlier owner.
+
+The kernel layer decides who is signalled when (:class:`tidelock.kernel.escalation.Escalation`); here it is driven by
+readiness and deadlines of the loop, and its outcomes are recorded in the batches in which they come, so a stop of
+five hundred workers is a handful of commits.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from tidelock.crashpoints import crash_point
+from tidelock.deck.parts import Parts
+from tidelock.deck.worker import LIVE_PHASES, Worker
+from tidelock.errors import StopFailed
+from tidelock.kernel import exits, logfiles
+from tidelock.kernel.escalation import Escalation, Outcome, Subject
+from tidelock.model import EventKind, Exit, State, UnknownExit
+from tidelock.registry.store import Desired, Record
+
+_FOR_EVER_SECONDS: Final = 1e9
+
+
+class Ending:
+    """Stops workers and proves their trees gone."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def stop(
+        self,
+        workers: Sequence[Worker],
+        *,
+        wanted: Desired = "stopped",
+        progress: Callable[[Worker], None] | None = None,
+    ) -> None:
+        """Stop workers whose turn the caller has: intent, signals, proof, record; then ``wanted`` is what is wanted."""
+        to_end = self._record_intent(workers, wanted)
+        crash_point("stop.intent-recorded")
+        told = progress or (lambda _: None)
+        for worker in workers:
+            if worker.name not in to_end:
+                told(worker)
+        failures: list[StopFailed] = []
+
+        def gone(outcomes: dict[str, Outcome]) -> None:
+            crash_point("stop.tree-gone")
+            with self._parts.registry.transaction():
+                for name, outcome in outcomes.items():
+                    if outcome.gone:
+                        self.record_stopped(to_end[name], outcome)
+                    else:
+                        failures.append(stop_failed(name, outcome))
+            for name, outcome in outcomes.items():
+                if outcome.gone:
+                    self.let_go(to_end[name])
+                told(to_end[name])
+            self._parts.events.wake()
+            crash_point("stop.recorded")
+
+        await self.end_trees([self.subject(worker) for worker in to_end.values()], gone)
+        if failures:
+            raise failures[0]
+
+    def _record_intent(self, workers: Sequence[Worker], wanted: Desired) -> dict[str, Worker]:
+        """Note what is wanted, all in one commit; returns those that have a tree to end."""
+        parts = self._parts
+        to_end: dict[str, Worker] = {}
+        noted: list[tuple[Worker, Record]] = []
+        with parts.registry.transaction():
+            for worker in workers:
+                record = worker.record
+                if worker.has_process or record.phase in LIVE_PHASES:
+                    to_end[worker.name] = worker
+                    saved = replace(record, desired=wanted, phase=State.STOPPING)
+                    parts.events.append(record.name, EventKind.STOPPING, pid=pid_of(record))
+                else:
+                    waiting = record.phase in {State.BACKOFF, State.FAILED}
+                    phase = State.STOPPED if waiting else record.phase
+                    saved = replace(record, desired=wanted, phase=phase, backoff_until=None)
+                    if waiting:
+                        parts.events.append(record.name, EventKind.STOPPED, pid=None)
+                parts.registry.save(saved)
+                noted.append((worker, saved))
+        for worker, saved in noted:
+            worker.cancel_timer()
+            worker.record = saved
+        parts.events.wake()
+        return to_end
+
+    def subject(self, worker: Worker) -> Subject:
+        """The worker as something to be ended, with what we hold of it."""
+        stop = worker.record.spec.stop
+        if worker.pidfd is not None:
+            self._parts.watch.forget(worker.pidfd)
+        if worker.proxy_lock_fd is not None:
+            os.close(worker.proxy_lock_fd)
+            worker.proxy_lock_fd = None
+        # Layer 3 switched off (in tests): ask, and wait for as long as it takes.
+        grace = stop.grace_seconds if "L3" in self._parts.layers else _FOR_EVER_SECONDS
+        return Subject(worker.tree(), worker.pidfd, stop.signal_number, grace)
+
+    def record_stopped(self, worker: Worker, outcome: Outcome) -> None:
+        """The tree is proven gone: note it, in the transaction that is open now."""
+        parts, record = self._parts, worker.record
+        ended_as = record.exit
+        if worker.pidfd is not None:
+            seen = exits.peek_child(worker.pidfd) if worker.is_child else exits.told_by_pidfd(worker.pidfd)
+            ended_as = seen or UnknownExit()
+        self.append_killed(record.name, outcome)
+        stopped = replace(record, phase=State.STOPPED, exit=ended_as, identity=None, cgroup=None, streak=0)
+        parts.registry.save(stopped)
+        told = None if ended_as is None else exit_detail(ended_as)
+        parts.events.append(record.name, EventKind.STOPPED, pid=pid_of(record), exit=told)
+        logfiles.mark(parts.engine.log_dir(record.name), f"stopped pid={pid_of(record)} {ended_as}")
+        worker.record = stopped
+        if record.cgroup is not None:
+            parts.gatherer.remove(Path(record.cgroup))
+
+    def append_killed(self, name: str, outcome: Outcome) -> None:
+        """Tell who needed SIGKILL, in the transaction that is open now."""
+        if outcome.killed:
+            survivors = [{"pid": one.pid, "command": one.command[:200]} for one in outcome.killed]
+            self._parts.events.append(name, EventKind.KILLED, survivors=survivors)
+
+    def let_go(self, worker: Worker) -> None:
+        """Its process is gone: let go of what we held for it."""
+        parts, name = self._parts, worker.record.name
+        if worker.pidfd is not None:
+            parts.watch.forget(worker.pidfd)
+        parts.guardian.unbind(name)
+        parts.health.unwatch(name)
+        parts.logs.unwatch(name)
+        worker.let_go()
+
+    async def end_trees(
+        self, subjects: Sequence[Subject], on_outcomes: Callable[[dict[str, Outcome]], None] | None = None
+    ) -> dict[str, Outcome]:
+        """Drive one escalation from the loop; outcomes are told in the batches in which they come."""
+        if not subjects:
+            return {}
+        loop = self._parts.loop
+        told: set[str] = set()
+        with Escalation(subjects) as escalation:
+            stirred = asyncio.Event()
+            loop.add_reader(escalation.fileno(), stirred.set)
+            try:
+                escalation.begin()
+                crash_point("stop.signalled")
+                while True:
+                    new = {name: outcome for name, outcome in escalation.outcomes.items() if name not in told}
+                    if new:
+                        told.update(new)
+                        if on_outcomes is not None:
+                            on_outcomes(new)
+                    if escalation.done:
+                        return escalation.outcomes
+                    await _stirred(stirred, escalation.next_deadline())
+                    escalation.advance()
+            finally:
+                loop.remove_reader(escalation.fileno())
+
+
+async def _stirred(stirred: asyncio.Event, deadline: float | None) -> None:
+    # The escalation reads time.monotonic(), which is also asyncio's clock.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(deadline):
+            await stirred.wait()
+    stirred.clear()
+
+
+def stop_failed(name: str, outcome: Outcome) -> StopFailed:
+    """The error for a tree that survived SIGKILL."""
+    survivors = tuple(one.pid for one in outcome.survivors)
+    return StopFailed(name, survivors, "; ".join(one.command[:80] for one in outcome.survivors) or "its lock is held")
+
+
+def pid_of(record: Record) -> int | None:
+    """The leader's pid, if there is one."""
+    return record.identity.pid if record.identity is not None else None
+
+
+def exit_detail(ended_as: Exit) -> dict[str, Any]:
+    """An exit as it stands in events."""
+    detail: dict[str, Any] = msgspec.to_builtins(ended_as)
+    return detail

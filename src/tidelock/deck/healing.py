@@ -1,0 +1,256 @@
+"""What follows when a worker ended by itself, or is ill: its policy decides, here it is carried out.
+
+The leader's end is heard from its pidfd. What it left behind is ended first, then the end is recorded with what the
+policy says (:func:`tidelock.deck.reconcile.after_end`): rest, start again at once or after a delay, or give up. A delay
+is one timer for one worker; nobody else waits for it. A start that fails goes back to the queue, so that a stop is
+always heard.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from typing import Any, Final, assert_never
+
+from msgspec.structs import replace
+
+from tidelock.crashpoints import crash_point
+from tidelock.deck import reconcile as rules
+from tidelock.deck.ending import Ending, exit_detail, pid_of, stop_failed
+from tidelock.deck.parts import REGISTRY_RETRY_SECONDS, Parts
+from tidelock.deck.starting import Starting
+from tidelock.deck.worker import Worker
+from tidelock.errors import KernelError, RegistryError, TidelockError
+from tidelock.kernel import containment, exits, logfiles
+from tidelock.kernel import identity as ids
+from tidelock.model import EventKind, Exit, State, UnknownExit
+from tidelock.registry import Record
+
+_log: Final = logging.getLogger("tidelock.deck")
+
+_EXIT_PATIENCE_SECONDS: Final = 1.0  # how long an adopted worker's new parent may take to reap it
+_NEVER_RAN: Final = exits.from_wait_status(127 << 8)
+_ILL: Final = exits.from_wait_status(signal.SIGKILL)
+
+
+class Healing:
+    """Carries out restart policies."""
+
+    def __init__(self, parts: Parts, ending: Ending, starting: Starting) -> None:
+        self._parts = parts
+        self._ending = ending
+        self._starting = starting
+
+    def died(self, worker: Worker) -> None:
+        """A pidfd became readable. Called by the death watch."""
+        if not self._parts.closing:
+            self._parts.tasks.start(self._ended(worker))
+
+    async def _ended(self, worker: Worker) -> None:
+        parts = self._parts
+        async with parts.turns.of(worker.name):
+            if parts.workers.get(worker.name) is worker and not parts.closing:
+                await self.ended(worker)
+
+    async def ended(self, worker: Worker) -> None:
+        """The leader ended and nobody asked for it: end what it left behind, then do as its policy says."""
+        if worker.pidfd is None or ids.is_alive(worker.pidfd):
+            return
+        self._parts.watch.forget(worker.pidfd)
+        crash_point("ended.seen")
+        ended_as = await self._exit_of(worker)
+        try:
+            if not containment.is_gone(worker.tree()):
+                await self._end_leftovers(worker)
+            await self.settle(worker, ended_as)
+        except RegistryError as err:
+            _log.warning("worker %r ended (%s), which cannot be recorded yet: %s", worker.name, ended_as, err)
+            worker.cancel_timer()
+            worker.timer = self._parts.loop.call_later(REGISTRY_RETRY_SECONDS, self.died, worker)
+
+    async def _end_leftovers(self, worker: Worker) -> None:
+        outcome = (await self._ending.end_trees([self._ending.subject(worker)]))[worker.name]
+        if outcome.killed:
+            with self._parts.registry.transaction():
+                self._ending.append_killed(worker.name, outcome)
+
+    async def settle(self, worker: Worker, ended_as: Exit) -> None:
+        """The tree is gone: decide, record, and start again if that is due at once."""
+        parts, record = self._parts, worker.record
+        now = parts.clock.boottime()
+        uptime = parts.uptime(record, now)
+        crash_times = record.crash_times if record.timers_boot_id == ids.boot_id() else ()
+        decision = rules.after_end(
+            rules.Ended(ended_as, uptime, record.spec.restart, record.streak, crash_times, now, parts.clock.draw())
+        )
+        ended = replace(
+            record,
+            exit=ended_as,
+            identity=None,
+            cgroup=None,
+            crash_times=decision.crash_times,
+            timers_boot_id=ids.boot_id(),
+            backoff_until=None,
+        )
+        told = {"exit": exit_detail(ended_as), "uptime_seconds": round(uptime, 3)}
+        match decision:
+            case rules.Rest():
+                ended = replace(ended, phase=State.EXITED, crashes=record.crashes + decision.crashed)
+                self._save_end(worker, ended, told, crashed=decision.crashed)
+            case rules.GiveUp():
+                ended = replace(ended, phase=State.FAILED, crashes=record.crashes + 1, streak=decision.streak)
+                self._save_end(worker, ended, told, crashed=True)
+            case rules.RestartIn():
+                ended = replace(
+                    ended,
+                    phase=State.BACKOFF,
+                    crashes=record.crashes + decision.crashed,
+                    streak=decision.streak,
+                    backoff_until=now + decision.delay_seconds,
+                )
+                told["delay_seconds"] = round(decision.delay_seconds, 3)
+                self._save_end(worker, ended, told, crashed=decision.crashed)
+                crash_point("ended.recorded")
+                if decision.delay_seconds <= 0:
+                    await self._restart(worker)
+                else:
+                    self.start_later(worker, decision.delay_seconds)
+            case _:
+                assert_never(decision)
+
+    def _save_end(self, worker: Worker, ended: Record, told: dict[str, Any], *, crashed: bool) -> None:
+        parts, pid = self._parts, pid_of(worker.record)
+        with parts.registry.transaction():
+            parts.registry.save(ended)
+            parts.events.append(worker.name, EventKind.CRASHED if crashed else EventKind.EXITED, pid=pid, **told)
+            if ended.phase is State.FAILED:
+                parts.events.append(worker.name, EventKind.FAILED, crashes=len(ended.crash_times))
+        logfiles.mark(parts.engine.log_dir(ended.name), f"ended pid={pid} {ended.exit}")
+        worker.record = ended
+        self._ending.let_go(worker)
+        parts.events.wake()
+
+    # --- later --------------------------------------------------------------------------------------------------
+
+    def start_later(self, worker: Worker, delay_seconds: float) -> None:
+        """One timer for this one worker; nobody else waits for it."""
+        worker.cancel_timer()
+        worker.timer = self._parts.loop.call_later(max(0.0, delay_seconds), self._due, worker)
+
+    def _due(self, worker: Worker) -> None:
+        worker.timer = None
+        if not self._parts.closing:
+            self._parts.tasks.start(self._restart_waiting(worker))
+
+    async def _restart_waiting(self, worker: Worker) -> None:
+        parts = self._parts
+        async with parts.turns.of(worker.name):
+            known = parts.workers.get(worker.name) is worker
+            if known and worker.record.phase is State.BACKOFF and not parts.closing:
+                await self._restart(worker)
+
+    async def _restart(self, worker: Worker) -> None:
+        await self.start_wanted(worker, EventKind.RESTARTED, by="policy")
+
+    async def start_wanted(self, worker: Worker, kind: EventKind, **detail: Any) -> None:
+        """Start it because it should run; a failure is dealt with here and goes back to the queue."""
+        before = worker.record
+        try:
+            await self._starting.launch(worker, kind, **detail)
+        except RegistryError as err:
+            _log.warning("worker %r cannot be started yet: %s", worker.name, err)
+            worker.record = replace(before, desired="running", phase=State.BACKOFF)
+            self.start_later(worker, REGISTRY_RETRY_SECONDS)
+        except TidelockError as err:
+            self._could_not_run(worker, before, err)
+
+    def _could_not_run(self, worker: Worker, before: Record, error: TidelockError) -> None:
+        """It could not even be executed: that is a crash like any other, at an uptime of nothing."""
+        parts = self._parts
+        now = parts.clock.boottime()
+        restart = before.spec.restart
+        decision = rules.after_end(
+            rules.Ended(_NEVER_RAN, 0.0, restart, before.streak, before.crash_times, now, parts.clock.draw())
+        )
+        again = isinstance(decision, rules.RestartIn)
+        # Never at once: a program that cannot be executed fails in microseconds, and nobody else would get a turn.
+        delay = max(decision.delay_seconds, 0.01) if isinstance(decision, rules.RestartIn) else 0.0
+        failed = replace(
+            before,
+            desired="running",
+            phase=State.BACKOFF if again else State.FAILED,
+            identity=None,
+            crashes=before.crashes + 1,
+            streak=before.streak + 1,
+            crash_times=decision.crash_times,
+            timers_boot_id=ids.boot_id(),
+            backoff_until=now + delay if again else None,
+        )
+        events: list[tuple[EventKind, dict[str, Any]]] = [(EventKind.CRASHED, {"pid": None, "error": str(error)})]
+        if not again:
+            events.append((EventKind.FAILED, {"crashes": len(failed.crash_times), "error": str(error)}))
+        try:
+            parts.save(worker, failed, *events)
+        except RegistryError as err:
+            _log.warning("worker %r: %s; this could not be recorded: %s", worker.name, error, err)
+            worker.record = failed
+        if again:
+            self.start_later(worker, delay)
+
+    # --- illness ------------------------------------------------------------------------------------------------
+
+    def replace_unhealthy(self, worker: Worker) -> None:
+        """A hung worker is ended and started again by its policy."""
+        self._parts.tasks.start(self._replace_unhealthy(worker, worker.record.cookie))
+
+    async def _replace_unhealthy(self, worker: Worker, cookie: str) -> None:
+        parts = self._parts
+        async with parts.turns.of(worker.name):
+            if worker.record.cookie != cookie or worker.record.phase is not State.UNHEALTHY or parts.closing:
+                return
+            outcome = (await self._ending.end_trees([self._ending.subject(worker)]))[worker.name]
+            if not outcome.gone:
+                _log.error("%s", stop_failed(worker.name, outcome))
+                return
+            with parts.registry.transaction():
+                self._ending.append_killed(worker.name, outcome)
+            # Ended by us for being ill: a crash to its policy, whatever code it managed to leave with.
+            await self.settle(worker, _ILL)
+
+    # --- how it ended -------------------------------------------------------------------------------------------
+
+    async def _exit_of(self, worker: Worker) -> Exit:
+        """Our child waits for us; somebody else's is told by its pidfd once it was reaped."""
+        pidfd = worker.pidfd
+        if pidfd is None:
+            return UnknownExit()
+        if worker.is_child:
+            return exits.peek_child(pidfd) or UnknownExit()
+        told = exits.told_by_pidfd(pidfd)
+        if not isinstance(told, UnknownExit):
+            return told
+        reaped = asyncio.Event()
+        self._parts.watch.reaped(pidfd, reaped.set)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_PATIENCE_SECONDS):
+                await reaped.wait()
+        self._parts.watch.forget(pidfd)
+        return exits.told_by_pidfd(pidfd)
+
+
+def exit_of_zombie(record: Record) -> Exit:
+    """A child of ours that ended while we exec'ed in place is still there to be asked."""
+    identity = record.identity
+    if identity is None or identity.boot_id != ids.boot_id():
+        return UnknownExit()
+    try:
+        pidfd = ids.open_pidfd(identity.pid)
+    except KernelError:
+        return UnknownExit()
+    try:
+        if ids.is_same(identity, pidfd) and exits.is_our_child(pidfd):
+            return exits.reap_child(pidfd) or UnknownExit()
+    finally:
+        os.close(pidfd)
+    return UnknownExit()

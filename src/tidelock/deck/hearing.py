@@ -1,0 +1,149 @@
+"""What the deck hears from workers and its own parts: notifications, health, cgroups, rotated logs.
+
+Nobody waits for these. What cannot be recorded at the moment is true all the same, and said in the log.
+"""
+
+import contextlib
+import json
+import logging
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from tidelock.child import EVENT_FIELD
+from tidelock.deck.ending import pid_of
+from tidelock.deck.gather import Gathered
+from tidelock.deck.healing import Healing
+from tidelock.deck.parts import Parts
+from tidelock.deck.starting import Starting
+from tidelock.deck.worker import Worker
+from tidelock.errors import KernelError, RegistryError
+from tidelock.kernel.containment import Tree
+from tidelock.kernel.notify import Notification, speaker
+from tidelock.model import Cookie, EventKind, State
+from tidelock.registry import Record
+
+_log: Final = logging.getLogger("tidelock.deck")
+_LONGEST_STATUS: Final = 500
+
+
+class Hearing:
+    """Takes note of what others say."""
+
+    def __init__(self, parts: Parts, starting: Starting, healing: Healing) -> None:
+        self._parts = parts
+        self._starting = starting
+        self._healing = healing
+
+    # --- the notify socket --------------------------------------------------------------------------------------
+
+    def heard(self) -> None:
+        """Somebody spoke; only a process of a worker's own tree may speak for it."""
+        living = [worker for worker in self._parts.workers.values() if worker.has_process]
+        by_leader = {worker.record.identity.pid: worker.tree() for worker in living if worker.record.identity}
+        by_cookie = {tree.cookie: tree for tree in by_leader.values()}
+        try:
+            for said in self._parts.notify.receive():
+                self._hear(said, by_leader, by_cookie)
+        except KernelError as err:
+            _log.warning("notifications: %s", err)
+
+    def _hear(self, said: Notification, by_leader: dict[int, Tree], by_cookie: dict[Cookie, Tree]) -> None:
+        name = speaker(said, by_leader, by_cookie)
+        worker = None if name is None else self._parts.workers.get(name)
+        if worker is None:
+            _log.info("pid %d spoke to the notify socket and is of no worker", said.pid)
+        elif worker.record.spec.health is not None:
+            self._parts.health.notified(worker.name, said.fields)
+        else:
+            self._hear_unasked(worker, said.fields)
+
+    def _hear_unasked(self, worker: Worker, fields: dict[str, str]) -> None:
+        """Programs speak the protocol whether or not anybody asked: show what they say."""
+        if "STATUS" in fields:
+            self.said_status(worker.name, fields["STATUS"])
+        if fields.get("READY") == "1" and not worker.record.ready:
+            self.became_ready(worker.name)
+        with contextlib.suppress(ValueError):
+            detail = json.loads(fields.get(EVENT_FIELD, "null"))
+            if isinstance(detail, dict):
+                self.said_event(worker.name, detail)
+
+    def said_status(self, name: str, text: str) -> None:
+        """``STATUS=``: what the worker says it is doing."""
+        worker = self._parts.workers.get(name)
+        if worker is not None and worker.has_process:
+            worker.status_text = text[:_LONGEST_STATUS]
+
+    def said_event(self, name: str, detail: dict[str, Any]) -> None:
+        """An event of the worker's own, for example of its feed."""
+        self._note_event(name, EventKind.FEED, {str(key): value for key, value in detail.items()})
+
+    # --- health -------------------------------------------------------------------------------------------------
+
+    def became_ready(self, name: str) -> None:
+        """It said READY=1, or its first check was good."""
+        worker = self._parts.workers.get(name)
+        if worker is not None and worker.has_process:
+            worker.awaits_ready = False
+            self._note(worker, replace(worker.record, ready=True), EventKind.READY, pid=pid_of(worker.record))
+
+    def became_healthy(self, name: str) -> None:
+        """It recovered by itself."""
+        worker = self._parts.workers.get(name)
+        if worker is not None and worker.record.phase is State.UNHEALTHY:
+            self._note(worker, replace(worker.record, phase=State.RUNNING), EventKind.READY, recovered=True)
+
+    def became_unhealthy(self, name: str, reason: str) -> None:
+        """It hangs: note it, and let its policy decide."""
+        worker = self._parts.workers.get(name)
+        if worker is None or not worker.has_process or worker.record.phase is not State.RUNNING:
+            return
+        ill = replace(worker.record, phase=State.UNHEALTHY)
+        self._note(worker, ill, EventKind.UNHEALTHY, reason=reason, pid=pid_of(worker.record))
+        if worker.record.spec.restart.policy != "never":
+            self._healing.replace_unhealthy(worker)
+
+    # --- our own parts ------------------------------------------------------------------------------------------
+
+    def gathered(self, done: list[Gathered]) -> None:
+        """Some trees are inside their cgroups: note it, so that the next owner knows."""
+        parts = self._parts
+        if parts.closing:
+            return
+        inside: list[tuple[Worker, Record]] = []
+        try:
+            with parts.registry.transaction():
+                for one in done:
+                    worker = parts.workers.get(one.tree.name)
+                    if worker is not None and worker.has_process and worker.record.cookie == one.tree.cookie:
+                        record = replace(worker.record, cgroup=str(one.cgroup))
+                        parts.registry.save(record)
+                        inside.append((worker, record))
+        except RegistryError as err:
+            _log.warning("the cgroups of %d workers could not be recorded: %s", len(done), err)
+            return
+        for worker, record in inside:
+            worker.record = record
+            if worker.lifeline is not None:
+                self._starting.bind(worker, record.spec)
+
+    def log_rotated(self, name: str, detail: dict[str, Any]) -> None:
+        """A log was cut; told at most once a second and worker."""
+        self._note_event(name, EventKind.LOG_ROTATED, detail)
+
+    def _note(self, worker: Worker, record: Record, kind: EventKind, **detail: Any) -> None:
+        try:
+            self._parts.save(worker, record, (kind, detail))
+        except RegistryError as err:
+            worker.record = record
+            _log.warning("worker %r is %s, which could not be recorded: %s", worker.name, kind, err)
+
+    def _note_event(self, name: str, kind: EventKind, detail: dict[str, Any]) -> None:
+        try:
+            with self._parts.registry.transaction():
+                self._parts.events.append(name, kind, **detail)
+        except RegistryError as err:
+            _log.warning("an event of %r (%s) could not be recorded: %s", name, kind, err)
+            return
+        self._parts.events.wake()

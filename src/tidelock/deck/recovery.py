@@ -1,0 +1,240 @@
+"""From whatever the last owner left to what is wanted. This is the only way a deck starts.
+
+For each record the kernel is asked: same identity, then adopt (or, if bound, reap: L4); gone, then end what is left of
+its tree, note the end and do as its policy says; never identified, then look for its cookie while its lock is held.
+Strangers are left alone. What to do is decided by :func:`tidelock.deck.reconcile.on_open`.
+"""
+
+import contextlib
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from msgspec.structs import replace
+
+from tidelock.crashpoints import crash_point
+from tidelock.deck import reconcile as rules
+from tidelock.deck.ending import Ending, pid_of, stop_failed
+from tidelock.deck.healing import Healing, exit_of_zombie
+from tidelock.deck.home import Inherited
+from tidelock.deck.parts import Parts
+from tidelock.deck.starting import Starting, leader_by_cookie, spec_from_process
+from tidelock.deck.worker import LIVE_PHASES, Worker
+from tidelock.errors import KernelError, ProcessGone
+from tidelock.kernel import containment, exits, flock
+from tidelock.kernel import identity as ids
+from tidelock.kernel.escalation import Outcome
+from tidelock.model import EventKind, State, WorkerName
+from tidelock.registry import Record
+from tidelock.registry.store import encoded_spec
+
+_log: Final = logging.getLogger("tidelock.deck")
+
+# A child needs microseconds from vfork to exec; this many looks take seconds, and then something else is wrong.
+_VFORK_LOOKS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One worker and what is to be done with it."""
+
+    worker: Worker
+    decision: rules.Opening
+
+
+class Recovery:
+    """Opens a deck that somebody may have left in any state."""
+
+    def __init__(self, parts: Parts, ending: Ending, starting: Starting, healing: Healing) -> None:
+        self._parts = parts
+        self._ending = ending
+        self._starting = starting
+        self._healing = healing
+
+    async def recover(self, owner_pid: int, inherited: Inherited) -> None:
+        """Bring everything to what is wanted; returns when it is so."""
+        parts = self._parts
+        for name in parts.home.finish_removals():
+            parts.registry.delete(WorkerName(name))
+        for record in parts.registry.records():
+            parts.workers[record.name] = self._worker(record)
+        self._tell_owner_changed(owner_pid)
+        self._find_unrecorded()
+        crash_point("open.read")
+        for name, fd in inherited.lifelines.items():
+            if name in parts.workers:
+                parts.workers[name].lifeline = parts.home.lifeline_from(fd)
+        seen = self._look_at_all()
+        self._starting.adopt([one.worker for one in seen if isinstance(one.decision, rules.Adopt)])
+        crash_point("open.adopted")
+        await self._end_orphans({one.worker.name: one for one in seen if isinstance(one.decision, rules.EndTree)})
+        crash_point("open.orphans-ended")
+        for one in seen:
+            async with parts.turns.of(one.worker.name):
+                if isinstance(one.decision, rules.Conflict):
+                    self._starting.conflict(one.worker)
+                elif not isinstance(one.decision, rules.Adopt):
+                    await self.bring_up(one.worker)
+        crash_point("open.recovered")
+
+    async def bring_up(self, worker: Worker) -> None:
+        """Nobody runs for this worker: do what its record says comes next."""
+        record = worker.record
+        decision = rules.on_open(
+            rules.Found(
+                leader="gone",
+                tree_left=False,
+                wanted=record.desired,
+                phase=record.phase,
+                lifetime="adoptable",
+                never_identified=record.identity is None,
+            )
+        )
+        match decision:
+            case rules.NoteEnd():
+                await self._healing.settle(worker, exit_of_zombie(record))
+            case rules.StartNow():
+                await self._healing.start_wanted(worker, EventKind.STARTED, by="recovery")
+            case _:
+                if record.phase is State.BACKOFF and record.desired == "running":
+                    until = record.backoff_until if record.timers_boot_id == ids.boot_id() else None
+                    self._healing.start_later(worker, 0.0 if until is None else until - self._parts.clock.boottime())
+
+    def _worker(self, record: Record) -> Worker:
+        worker = Worker(record, self._parts.engine.lock_path(record.name))
+        worker.on_death = self._healing.died
+        return worker
+
+    def _tell_owner_changed(self, owner_pid: int) -> None:
+        registry = self._parts.registry
+        previous = registry.meta("owner_pid")
+        detail: dict[str, Any] = {"pid": owner_pid, "previous_pid": int(previous) if previous else None}
+        if registry.set_aside is not None:
+            detail |= {"set_aside": registry.set_aside.name, "why": registry.corruption}
+            _log.warning("the registry was not sound and was set aside as %s", registry.set_aside)
+        with registry.transaction():
+            registry.set_meta("owner_pid", str(owner_pid))
+            self._parts.events.append(None, EventKind.OWNER_CHANGED, **detail)
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    def _look_at_all(self) -> list[_Seen]:
+        """Compare every record with the kernel; only what may be alive is looked at."""
+        workers = self._parts.workers.values()
+        answers = {worker.name: self._find_leader(worker) for worker in workers if worker.record.phase in LIVE_PHASES}
+        gone = [self._parts.workers[name] for name, answer in answers.items() if answer == "gone"]
+        left = containment.members([worker.tree() for worker in gone]) if gone else {}
+        return [
+            _Seen(worker, self._decide(worker, answers.get(worker.name, "gone"), bool(left.get(worker.record.cookie))))
+            for worker in workers
+        ]
+
+    def _decide(self, worker: Worker, leader: Literal["alive", "gone", "unknown"], tree_left: bool) -> rules.Opening:
+        record = worker.record
+        return rules.on_open(
+            rules.Found(
+                leader=leader,
+                tree_left=tree_left,
+                wanted=record.desired,
+                phase=record.phase,
+                lifetime=record.spec.lifetime if leader == "alive" else "adoptable",
+                never_identified=record.identity is None,
+                # Carried over by an exec in place; or layer 4 is switched off in a test.
+                ours=worker.lifeline is not None or "L4" not in self._parts.layers,
+            )
+        )
+
+    def _find_leader(self, worker: Worker) -> Literal["alive", "gone", "unknown"]:
+        """Is the recorded process alive? If so, hold its pidfd."""
+        identity = worker.record.identity
+        if identity is None:
+            return self._find_unidentified(worker)
+        try:
+            worker.pidfd = ids.open_verified(identity)
+        except ProcessGone:
+            return "gone"
+        except KernelError:
+            return "unknown"
+        worker.is_child = exits.is_our_child(worker.pidfd)
+        return "alive"
+
+    def _find_unidentified(self, worker: Worker) -> Literal["alive", "gone"]:
+        """The last owner died between spawning and recording: find the process by its cookie while its lock is held.
+
+        A child between vfork and exec still shows its parent's environment, or none yet, so look again until the
+        cookie shows or the lock is free.
+        """
+        for _ in range(_VFORK_LOOKS):
+            leader = leader_by_cookie(worker.tree())
+            if leader is not None:
+                worker.pidfd, identity = leader
+                started_at = self._parts.started_at(identity)
+                worker.record = replace(worker.record, identity=identity, started_at=started_at)
+                return "alive"
+            if not flock.is_held(worker.lock_path):
+                return "gone"
+            os.sched_yield()
+        return "gone"
+
+    def _find_unrecorded(self) -> None:
+        """Workers whose lock is held but whom the registry does not know: it was lost, they were not."""
+        parts = self._parts
+        for name in parts.home.worker_names():
+            if name in parts.workers:
+                continue
+            lock_path = parts.engine.lock_path(name)
+            if not lock_path.exists():
+                parts.home.discard_unstarted(name)
+            elif flock.is_held(lock_path):
+                for pid in flock.holders(lock_path):
+                    with contextlib.suppress(KernelError):
+                        if self._find_again(name, pid):
+                            break
+
+    def _find_again(self, name: WorkerName, pid: int) -> bool:
+        cookie = containment.cookie_of(pid)
+        if cookie is None or ids.read_stat(pid).session != pid:
+            return False
+        pidfd = ids.open_pidfd(pid)
+        try:
+            identity = ids.identity_of(pidfd, pid)
+            spec = spec_from_process(pid, {})
+        finally:
+            os.close(pidfd)
+        record = Record(name, encoded_spec(spec), "running", State.RUNNING, cookie, identity)
+        record = replace(record, started_at=self._parts.started_at(identity))
+        self._parts.registry.save(record)
+        self._parts.workers[name] = self._worker(record)
+        return True
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    async def _end_orphans(self, orphans: dict[str, _Seen]) -> None:
+        """End what should not live, all at once, and note why."""
+
+        def gone(outcomes: dict[str, Outcome]) -> None:
+            with self._parts.registry.transaction():
+                for name, outcome in outcomes.items():
+                    self._note_orphan(orphans[name], outcome)
+            for name, outcome in outcomes.items():
+                if outcome.gone:
+                    orphans[name].worker.let_go()
+            self._parts.events.wake()
+
+        await self._ending.end_trees([self._ending.subject(one.worker) for one in orphans.values()], gone)
+
+    def _note_orphan(self, orphan: _Seen, outcome: Outcome) -> None:
+        worker, decision = orphan.worker, orphan.decision
+        if not outcome.gone or not isinstance(decision, rules.EndTree):
+            _log.error("%s", stop_failed(worker.name, outcome))
+            return
+        if decision.why == "wanted-stopped":
+            self._ending.record_stopped(worker, outcome)
+            return
+        self._ending.append_killed(worker.name, outcome)
+        detail = {"pid": pid_of(worker.record), "why": decision.why}
+        self._parts.events.append(worker.name, EventKind.ORPHAN_REAPED, **detail)
+        if decision.why == "bound-orphan":
+            worker.record = replace(worker.record, phase=State.STOPPED, identity=None, cgroup=None)
+        self._parts.registry.save(worker.record)

@@ -1,0 +1,306 @@
+"""One start, step by step: intent, lock, spawn, record; and taking over what is already there.
+
+Each arrow between the steps is a crash point. The worker's lock decides whether there may be a start at all: while
+any process of an earlier tree holds it, that tree is adopted or ended first, and a stranger's hold is a conflict.
+"""
+
+import contextlib
+import os
+import signal
+from typing import Any
+
+from msgspec.structs import replace
+
+from tidelock.crashpoints import crash_point
+from tidelock.deck.ending import Ending, pid_of
+from tidelock.deck.parts import Parts
+from tidelock.deck.worker import LIVE_PHASES, Worker
+from tidelock.engines.engine import Launched
+from tidelock.engines.local import choose_port, port_is_free
+from tidelock.errors import KernelError, LockConflict, PortUnavailable, ProcessGone, RegistryError, SpecError
+from tidelock.kernel import containment, exits, flock
+from tidelock.kernel import identity as ids
+from tidelock.kernel.containment import Tree
+from tidelock.kernel.escalation import Subject
+from tidelock.model import EventKind, Identity, State, WorkerName, WorkerSpec
+from tidelock.registry import Record
+from tidelock.registry.store import encoded_spec
+
+
+class Starting:
+    """Starts workers, and adopts those that run already."""
+
+    def __init__(self, parts: Parts, ending: Ending) -> None:
+        self._parts = parts
+        self._ending = ending
+
+    async def launch(self, worker: Worker, kind: EventKind, *, spec: WorkerSpec | None = None, **detail: Any) -> None:
+        """Start a worker whose turn the caller has. On failure it rests as it was, and nothing runs."""
+        before = worker.record
+        spec = spec or before.spec
+        worker.cancel_timer()
+        port = self._port_for(worker, spec)
+        intent = replace(
+            before,
+            desired="running",
+            phase=State.STARTING,
+            cookie=containment.new_cookie(),
+            identity=None,
+            cgroup=None,
+            proxy_lock=False,
+            port=port,
+            backoff_until=None,
+            adopted=False,
+            ready=False,
+        )
+        crash_point("start.begin")
+        self._parts.registry.save(intent)
+        worker.record = intent
+        crash_point("start.intent-recorded")
+        launched: Launched | None = None
+        try:
+            lock_fd = await self._lock_for(worker, before)
+            if lock_fd is None:
+                return  # the holder turned out to be the worker itself: adopted
+            try:
+                crash_point("start.locked")
+                launched = self._parts.engine.launch(intent.name, spec, intent.cookie, port, lock_fd)
+            finally:
+                # From here on only the worker's tree carries the lock.
+                os.close(lock_fd)
+            crash_point("start.spawned")
+            self._record(worker, launched, kind, detail)
+        except BaseException:
+            if launched is not None:
+                await self._abandon(worker, launched)
+            self._back_to_rest(worker, before)
+            raise
+        crash_point("start.recorded")
+        if spec.lifetime == "bound":
+            self.bind(worker, spec)
+            crash_point("start.bound")
+        self.tend(worker, spec, fresh=True)
+
+    def _record(self, worker: Worker, launched: Launched, kind: EventKind, detail: dict[str, Any]) -> None:
+        parts = self._parts
+        running = replace(
+            worker.record,
+            phase=State.RUNNING,
+            identity=launched.identity,
+            started_at=parts.clock.wall(),
+            restarts=worker.record.restarts + (kind is EventKind.RESTARTED),
+        )
+        with parts.registry.transaction():
+            parts.registry.save(running)
+            parts.events.append(running.name, kind, pid=launched.identity.pid, **detail)
+        worker.record = running
+        worker.pidfd = launched.pidfd
+        worker.is_child = True
+        worker.lifeline = launched.lifeline
+        parts.events.wake()
+
+    def tend(self, worker: Worker, spec: WorkerSpec, *, fresh: bool) -> None:
+        """From now on: hear of its death, keep its log, ask for its health, contain it."""
+        parts = self._parts
+        if worker.pidfd is None:
+            return
+        name = worker.record.name
+        parts.watch.ended(worker.pidfd, worker.died)
+        parts.logs.watch(name, parts.engine.log_dir(name), spec.log)
+        if spec.health is not None:
+            worker.awaits_ready = not worker.record.ready
+            parts.health.watch(
+                name,
+                spec.health,
+                port=worker.record.port,
+                env=spec.env,
+                cwd=spec.cwd or f"{parts.engine.home(name)}/data",
+                already_ready=worker.record.ready,
+            )
+        if fresh or worker.record.cgroup is None:
+            cgroup = parts.engine.cgroup_path(name)
+            if cgroup is not None:
+                parts.gatherer.gather(worker.tree(), cgroup)
+
+    def bind(self, worker: Worker, spec: WorkerSpec) -> None:
+        """Let the guardian know whom to end when we die."""
+        self._parts.guardian.bind(worker.tree(), spec.stop.signal_number, spec.stop.grace_seconds)
+
+    # --- the lock -----------------------------------------------------------------------------------------------
+
+    async def _lock_for(self, worker: Worker, before: Record) -> int | None:
+        """The worker's lock; what is left of an earlier start is adopted (None) or ended; a stranger is a conflict."""
+        engine, name = self._parts.engine, worker.record.name
+        lock_fd = engine.take_lock(name)
+        if lock_fd is not None:
+            return lock_fd
+        if "L2" not in self._parts.layers:
+            return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        tree = Tree(name, before.cookie, worker.lock_path, before.identity)
+        leader = leader_by_cookie(tree)
+        if leader is not None and before.spec.lifetime == "adoptable":
+            worker.pidfd, identity = leader
+            worker.is_child = exits.is_our_child(worker.pidfd)
+            worker.record = replace(
+                worker.record,
+                cookie=before.cookie,
+                identity=identity,
+                phase=State.RUNNING,
+                started_at=self._parts.started_at(identity),
+            )
+            self.adopt([worker])
+            return None
+        if leader is not None:
+            os.close(leader[0])
+        if containment.cookie_scan([before.cookie])[before.cookie]:
+            await self._ending.end_trees([Subject(tree)])
+            lock_fd = engine.take_lock(name)
+            if lock_fd is not None:
+                return lock_fd
+        raise self.conflict(worker)
+
+    def conflict(self, worker: Worker) -> LockConflict:
+        """Somebody holds the lock whom we cannot prove to be ours: an event, and the error that says who."""
+        holders = flock.holders(worker.lock_path)
+        pid = holders[0] if holders else None
+        command = "" if pid is None else ids.command_line(pid)
+        with contextlib.suppress(RegistryError), self._parts.registry.transaction():
+            self._parts.events.append(worker.name, EventKind.LOCK_CONFLICT, pid=pid, command=command)
+        self._parts.events.wake()
+        return LockConflict(worker.name, pid, command)
+
+    def _port_for(self, worker: Worker, spec: WorkerSpec) -> int | None:
+        if not spec.port:
+            return None
+        port = worker.record.port
+        if port is None:
+            workers = self._parts.workers.values()
+            return choose_port(worker.record.name, {one.record.port for one in workers if one.record.port is not None})
+        if not port_is_free(port):
+            raise PortUnavailable(
+                f"worker {worker.name!r}: its port {port} is taken by another program; end that program, "
+                f"or remove the worker and start it anew to get another port"
+            )
+        return port
+
+    # --- a start that failed ------------------------------------------------------------------------------------
+
+    async def _abandon(self, worker: Worker, launched: Launched) -> None:
+        """It runs but could not be recorded: end it, or the next owner would find a worker that nobody noted."""
+        tree = Tree(worker.name, worker.record.cookie, worker.lock_path, launched.identity)
+        try:
+            await self._ending.end_trees([Subject(tree, launched.pidfd, signal.SIGKILL, 0)])
+        finally:
+            exits.reap_child(launched.pidfd)
+            os.close(launched.pidfd)
+            if launched.lifeline is not None:
+                launched.lifeline.close()
+            worker.pidfd = None
+            worker.lifeline = None
+            worker.is_child = False
+
+    def _back_to_rest(self, worker: Worker, before: Record) -> None:
+        """Note that nothing runs. The record keeps what it said before, with nobody alive in it."""
+        phase = State.STOPPED if before.phase in LIVE_PHASES else before.phase
+        resting = replace(before, phase=phase, desired="stopped", identity=None, cgroup=None)
+        worker.record = resting
+        with contextlib.suppress(RegistryError):
+            self._parts.registry.save(resting)
+
+    # --- taking over --------------------------------------------------------------------------------------------
+
+    def adopt(self, workers: list[Worker]) -> None:
+        """Take over workers whose pidfds we hold; one commit for all."""
+        parts = self._parts
+        adopted: list[tuple[Worker, Record]] = []
+        with parts.registry.transaction():
+            for worker in workers:
+                ill = worker.record.phase is State.UNHEALTHY
+                phase = State.UNHEALTHY if ill else State.RUNNING
+                record = replace(worker.record, phase=phase, desired="running", adopted=True)
+                parts.registry.save(record)
+                parts.events.append(record.name, EventKind.ADOPTED, pid=pid_of(record))
+                adopted.append((worker, record))
+        for worker, record in adopted:
+            worker.record = record
+            spec = record.spec
+            if record.proxy_lock:
+                worker.proxy_lock_fd = parts.engine.take_lock(record.name)
+            if spec.lifetime == "bound":
+                self.bind(worker, spec)
+            self.tend(worker, spec, fresh=False)
+        parts.events.wake()
+
+    def adopt_stranger(self, name: WorkerName, pid: int, fields: dict[str, Any]) -> Worker:
+        """Take over a process that somebody else started; the owner holds its lock for it."""
+        parts = self._parts
+        try:
+            pidfd = ids.open_pidfd(pid)
+        except ProcessGone:
+            raise SpecError("pid", pid, "the pid of a process that is running") from None
+        try:
+            identity = ids.identity_of(pidfd, pid)
+            self._refuse_ours(pid, identity)
+            spec = spec_from_process(pid, fields)
+            parts.engine.check(spec)
+            parts.engine.prepare(name, spec)
+            record = Record(
+                name,
+                encoded_spec(spec),
+                "running",
+                State.RUNNING,
+                containment.new_cookie(),
+                identity,
+                proxy_lock=True,
+                started_at=parts.started_at(identity),
+                adopted=True,
+            )
+            worker = Worker(record, parts.engine.lock_path(name))
+            worker.proxy_lock_fd = self._lock_for_stranger(worker)
+            detail = {"pid": pid, "command": " ".join(spec.command)[:200], "by": "request"}
+            parts.save(worker, record, (EventKind.ADOPTED, detail))
+        except BaseException:
+            os.close(pidfd)
+            raise
+        crash_point("adopt.recorded")
+        worker.pidfd = pidfd
+        worker.is_child = exits.is_our_child(pidfd)
+        return worker
+
+    def _lock_for_stranger(self, worker: Worker) -> int:
+        lock_fd = self._parts.engine.take_lock(worker.record.name)
+        if lock_fd is None:
+            raise self.conflict(worker)
+        return lock_fd
+
+    def _refuse_ours(self, pid: int, identity: Identity) -> None:
+        known = any(one.record.identity == identity for one in self._parts.workers.values() if one.has_process)
+        if known or pid in {os.getpid(), 1}:
+            raise SpecError("pid", pid, "a process that is neither ours nor a worker of this deck already")
+
+
+def leader_by_cookie(tree: Tree) -> tuple[int, Identity] | None:
+    """The session leader among the processes that carry the cookie, with a pidfd that is the caller's."""
+    for pid in containment.cookie_scan([tree.cookie])[tree.cookie]:
+        try:
+            pidfd = ids.open_pidfd(pid)
+        except KernelError:
+            continue
+        with contextlib.suppress(KernelError):
+            identity = ids.identity_of(pidfd, pid)
+            if ids.read_stat(pid).session == pid and containment.cookie_of(pid) == tree.cookie:
+                return pidfd, identity
+        os.close(pidfd)
+    return None
+
+
+def spec_from_process(pid: int, fields: dict[str, Any]) -> WorkerSpec:
+    """What a running process seems to have been started with."""
+    words = [word.decode("utf-8", "replace") for word in ids.read_proc(pid, "cmdline").rstrip(b"\0").split(b"\0")]
+    if not words or not words[0]:
+        raise SpecError("pid", pid, "a process with a command line")
+    given = dict(fields)
+    if "cwd" not in given:
+        with contextlib.suppress(OSError):
+            given["cwd"] = os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115 - a kernel file
+    return WorkerSpec.of(given.pop("command", words), **given)
