@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.feed_upstream import Upstream, UpstreamSource, update
 
+from support.feed_upstream import Upstream, UpstreamSource, update
 from tidelock.errors import FeedError, SpecError
 from tidelock.feed import Batch, Feed, FileCursor, Inbox, Position, Record, Retry, consume, poll
 from tidelock.feed import consume as consume_function
@@ -147,9 +147,7 @@ def test_a_listener_that_raises_harms_nobody(tmp_path: Path) -> None:
         raise RuntimeError
 
     inbox = Inbox(tmp_path / "bot.db")
-    asyncio.run(
-        in_time(consume(UpstreamSource(upstream), handler, inbox=inbox, max_attempts=1, on_event=listener))
-    )
+    asyncio.run(in_time(consume(UpstreamSource(upstream), handler, inbox=inbox, max_attempts=1, on_event=listener)))
     assert handled == [2]
 
 
@@ -281,9 +279,7 @@ def test_a_source_that_fails_is_asked_again_at_the_same_place(tmp_path: Path, mo
 
     handled: list[int] = []
     inbox = Inbox(tmp_path / "bot.db")
-    asyncio.run(
-        in_time(consume(Failing(), lambda item: handled.append(item.id), inbox=inbox, on_event=told.append))
-    )
+    asyncio.run(in_time(consume(Failing(), lambda item: handled.append(item.id), inbox=inbox, on_event=told.append)))
     assert positions == [None, 2, 2, 2, 2, 3]
     assert handled == [1, 2]
     assert [event["what"] for event in told] == ["source-failed"]
@@ -320,7 +316,9 @@ def test_an_adapter_takes_items_itself(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         handled = []
-        async with Feed(UpstreamSource(upstream, ends=False), inbox=Inbox(tmp_path / "bot.db"), first_run="take") as feed:
+        async with Feed(
+            UpstreamSource(upstream, ends=False), inbox=Inbox(tmp_path / "bot.db"), first_run="take"
+        ) as feed:
             while len(handled) < 3:
                 for item in await in_time(feed.take()):
                     handled.append(item.id)
@@ -346,7 +344,7 @@ def test_what_is_asked_for_wrongly_is_refused(tmp_path: Path) -> None:
         asyncio.run(consume(source, handler, cursor=FileCursor(tmp_path / "c"), first_run="skip"))
     with pytest.raises(SpecError, match="source"):
         asyncio.run(consume(17, handler, inbox=inbox))  # type: ignore[arg-type]
-    assert os.listdir(tmp_path) == []
+    assert not list(tmp_path.iterdir())
 
 
 # --- without a database ---
@@ -368,7 +366,7 @@ def test_the_file_cursor_is_saved_after_each_update(tmp_path: Path) -> None:
     asyncio.run(in_time(consume(UpstreamSource(upstream), handler, cursor=FileCursor(path), key=chat_of)))
     assert seen == [(12, "12\n"), (13, "13\n"), (14, "14\n")]
     assert path.read_text() == "15\n"
-    assert sorted(os.listdir(tmp_path)) == ["offset.txt"]
+    assert [file.name for file in tmp_path.iterdir()] == ["offset.txt"]
 
 
 def test_the_file_cursor_sets_aside_what_keeps_failing(tmp_path: Path) -> None:
@@ -430,9 +428,7 @@ def test_the_file_cursor_stops_gracefully(tmp_path: Path) -> None:
         await asyncio.sleep(0.02)
         handled.append(item.id)
 
-    asyncio.run(
-        in_time(consume(UpstreamSource(upstream), handler, cursor=FileCursor(tmp_path / "c"), stop=stop))
-    )
+    asyncio.run(in_time(consume(UpstreamSource(upstream), handler, cursor=FileCursor(tmp_path / "c"), stop=stop)))
     assert handled == [1]
     assert FileCursor(tmp_path / "c").load() == 2
     assert upstream.queued() == [1, 2, 3, 4, 5]

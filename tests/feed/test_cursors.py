@@ -1,6 +1,5 @@
 """FileCursor: one whole number in a text file, and what happens around it."""
 
-import os
 import stat
 from pathlib import Path
 
@@ -22,7 +21,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     cursor.save(824_002)
     assert cursor.load() == 824_002
     assert (tmp_path / "offset.txt").read_text() == "824002\n"
-    assert os.listdir(tmp_path) == ["offset.txt"]
+    assert [file.name for file in tmp_path.iterdir()] == ["offset.txt"]
 
 
 @pytest.mark.parametrize("content", ["17", "17\n", "  17 \r\n", "00017"])
@@ -33,7 +32,8 @@ def test_an_existing_file_is_taken_over(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\n", b"abc", b"12 34", b"-1", b"1.5", b"0x10", b"{}", b"\xff\xfe1", b"9" * 30, "１７".encode()]
+    "content",
+    [b"", b"\n", b"abc", b"12 34", b"-1", b"1.5", b"0x10", b"{}", b"\xff\xfe1", b"9" * 30, "\u0661\u0667".encode()],
 )
 def test_bad_content_is_named_and_kept(tmp_path: Path, content: bytes) -> None:
     """It is never taken for zero, the error names the file and what it holds, and the file stays."""
@@ -58,7 +58,7 @@ def test_only_whole_numbers_are_saved(tmp_path: Path, value: object) -> None:
     cursor = FileCursor(tmp_path / "offset")
     with pytest.raises(SpecError, match="whole number"):
         cursor.save(value)  # type: ignore[arg-type]
-    assert os.listdir(tmp_path) == []
+    assert not list(tmp_path.iterdir())
 
 
 def test_mode_and_link_survive(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_a_transaction_commits_the_writes_and_the_ack_together(tmp_path: Path) -
                 db.execute("CREATE TABLE effect (id INTEGER)")
             await fill(stream, "a", "b")
             first, second = await take(dispatcher)
-            with pytest.raises(RuntimeError):
+            with pytest.raises(RuntimeError):  # noqa: PT012 - the transaction is the statement
                 async with first.transaction() as db:
                     db.execute("INSERT INTO effect VALUES (?)", (first.id,))
                     raise RuntimeError

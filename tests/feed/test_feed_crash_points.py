@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import feed_scenario as scenario
 
 import tidelock.feed
+from support import feed_scenario as scenario
 
 DEADLINE_SECONDS = 60
 SOURCE = Path(tidelock.feed.__file__).parent

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.feed_bots import CONCURRENCY, POISON, keep_working, meet_poison
 from support.feed_scenario import noted
 from support.feed_upstream import Upstream, update

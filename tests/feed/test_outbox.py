@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.feed_upstream import Upstream, UpstreamSource, update
 
+from support.feed_upstream import Upstream, UpstreamSource, update
 from tidelock.feed import Inbox, Message, Outbox, Retry, consume
 from tidelock.feed.outbox import drop_unsent, retry_unsent
 

@@ -59,10 +59,11 @@ def test_the_lock_is_released_at_the_end(tmp_path: Path, monkeypatch: pytest.Mon
     """And its file's name says nothing about the token."""
     monkeypatch.setenv("TIDELOCK_RUNTIME_DIR", str(tmp_path / "run"))
     for _ in range(2):
-        with PollerLock(TOKEN) as lock, pytest.raises(PollerConflict):
+        with PollerLock(TOKEN) as lock:
             assert lock.acquire() is lock
-            PollerLock(TOKEN).acquire()
-    names = os.listdir(tmp_path / "run")
+            with pytest.raises(PollerConflict):
+                PollerLock(TOKEN).acquire()
+    names = [file.name for file in (tmp_path / "run").iterdir()]
     assert len(names) == 1
     assert "123456" not in names[0]
 

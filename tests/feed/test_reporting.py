@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.feed_upstream import Upstream, UpstreamSource, update
 
+from support.feed_upstream import Upstream, UpstreamSource, update
 from tidelock.feed import Inbox, consume
 
 
@@ -46,7 +46,7 @@ async def run(tmp_path: Path, upstream: Upstream, handler: Any, until: Any) -> N
         consume(source, handler, inbox=Inbox(tmp_path / "bot.db"), max_attempts=1, stop=stop)
     )
     async with asyncio.timeout(60):
-        while not until():
+        while not until():  # noqa: ASYNC110 - the fact comes by a socket, or from the other side of consume()
             await asyncio.sleep(0.02)
         stop.set()
         await running
@@ -120,5 +120,7 @@ def test_without_a_deck_nothing_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     upstream.arrive(update(1))
     handled: list[int] = []
     inbox = Inbox(tmp_path / "bot.db")
-    asyncio.run(asyncio.wait_for(consume(UpstreamSource(upstream), lambda item: handled.append(item.id), inbox=inbox), 60))
+    asyncio.run(
+        asyncio.wait_for(consume(UpstreamSource(upstream), lambda item: handled.append(item.id), inbox=inbox), 60)
+    )
     assert handled == [1]

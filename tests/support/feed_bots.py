@@ -9,7 +9,6 @@ from typing import Any
 
 from support.feed_scenario import note
 from support.feed_upstream import Upstream, UpstreamSource
-
 from tidelock.feed import FileCursor, Inbox, Retry, consume
 
 SLOW_SECONDS = 0.004

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from support.feed_upstream import Upstream, UpstreamSource, update
-
 from tidelock.feed import FileCursor, Inbox, Message, Outbox, Retry, consume
 
 PLAIN = range(1, 26)

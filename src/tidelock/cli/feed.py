@@ -49,23 +49,14 @@ def list_dead_letters(
     if not letters:
         typer.echo("no dead letters")
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("number", "stream", "id", "key", "attempts", "died at", "error", box=None, pad_edge=False)
-    for letter in letters:
-        when = letter["died_at"][:19].replace("T", " ")
-        cells = (
-            letter["number"],
-            letter["stream"],
-            letter["id"],
-            letter["key"],
-            letter["attempts"],
-            when,
-            letter["error"],
-        )
-        table.add_row(*("-" if cell is None else _one_line(str(cell)) for cell in cells))
-    Console(soft_wrap=True, highlight=False, markup=False).print(table)
+    fields = ("number", "stream", "id", "key", "attempts", "died_at", "error")
+    rows = [[name.replace("_", " ") for name in fields]]
+    rows += [
+        [_one_line("-" if letter[field] is None else str(letter[field])) for field in fields] for letter in letters
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 @dead_letters_app.command("show")
@@ -154,8 +145,8 @@ async def _all_letters(inbox: "Inbox", stream: str | None = None) -> list[dict[s
             "attempts": letter.attempts,
             "crashes": letter.crashes,
             "error": letter.error,
-            "stored_at": letter.stored_at.isoformat(),
-            "died_at": letter.died_at.isoformat(),
+            "stored_at": letter.stored_at.isoformat(timespec="seconds"),
+            "died_at": letter.died_at.isoformat(timespec="seconds"),
             "payload": letter.payload.decode("utf-8", errors="replace"),
         }
         for letter in inbox.dead_letters(stream=stream)
@@ -169,8 +160,8 @@ async def _all_letters(inbox: "Inbox", stream: str | None = None) -> list[dict[s
             "attempts": letter.attempts,
             "crashes": 0,
             "error": letter.error,
-            "stored_at": letter.put_at.isoformat(),
-            "died_at": letter.died_at.isoformat(),
+            "stored_at": letter.put_at.isoformat(timespec="seconds"),
+            "died_at": letter.died_at.isoformat(timespec="seconds"),
             "payload": letter.payload.decode("utf-8", errors="replace"),
         }
         for letter in unsent_messages(inbox, outbox=stream)

@@ -2,8 +2,9 @@
 
 ``outbox.put(db, ...)`` writes a reply in the same transaction as the handler's own writes and its ack, so a crash
 cannot separate them. The sender takes up what is committed: in order per key (a chat), side by side across keys, with
-retry. That a message is about to be sent is synced before it is sent, so a power cut cannot undo a promise that was already
-kept. A crash between sending and noting it sends the message again: the other side cannot tell us what it has seen.
+retry. That a message is about to be sent is synced before it is sent, so a power cut cannot undo a promise that was
+already kept. A crash between sending and noting it sends the message again: the other side cannot tell us what it has
+seen.
 
 An error with ``retry_after`` (Telegram's 429) makes that key wait so long and costs no attempt. After ``max_attempts``
 the message is a dead letter and the key flows on.
