@@ -1,0 +1,111 @@
+"""Logs through the real owner: rotated, told of, and continued by the next owner after a SIGKILL."""
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.logs_writer import assert_numbered, writer_command
+from tidelock import Deck
+from tidelock.kernel import logfiles, logledger, logreader
+
+DEADLINE_SECONDS = 90
+COUNT = 2_000_000
+MAX_BYTES = 10_000_000
+_OWNER = textwrap.dedent(
+    """
+    import sys
+    from tidelock import Deck, Log, Restart
+    state, max_bytes, command = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    with Deck(state) as deck:
+        deck.on_event(lambda event: print(event.kind, flush=True))
+        if command:
+            deck.start("writer", command, restart=Restart("never"), log=Log(max_bytes=max_bytes, keep=10_000))
+        print("open", flush=True)
+        sys.stdin.read()
+    """
+)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    """A state directory whose workers are gone afterwards."""
+    place = tmp_path / "state"
+    yield place
+    with Deck(place) as deck:
+        deck.stop_all()
+
+
+def owner(state: Path, *command: str) -> "subprocess.Popen[str]":
+    """A process that owns the deck, and prints its events."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _OWNER, str(state), str(MAX_BYTES), *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    read_until(process, "open")
+    return process
+
+
+def read_until(process: "subprocess.Popen[str]", *wanted: str) -> None:
+    """Wait until the owner has said it."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() in wanted:
+            return
+    raise AssertionError(f"the owner ended without saying {wanted!r}")
+
+
+def written_by_the_worker(log_dir: Path) -> Iterator[bytes]:
+    """The log without our marks."""
+    rest = b""
+    for block in logreader.raw(log_dir):
+        *lines, rest = (rest + block).split(b"\n")
+        yield b"".join(line + b"\n" for line in lines if not line.startswith(b"--- tidelock "))
+    assert rest == b""
+
+
+def test_five_owners_killed_one_log(tmp_path: Path, state: Path) -> None:
+    """A worker writes on while its owners are killed one after the other: every line once, rotated by all of them."""
+    log_dir = state / "workers" / "writer" / "log"
+    first = owner(state, *writer_command(tmp_path, COUNT))
+    process = first
+    try:
+        for _ in range(5):
+            if not is_done(log_dir):  # on a slow machine the writer may be faster than five owners
+                read_until(process, "log-rotated", "exited")
+            process.kill()
+            process.communicate(timeout=DEADLINE_SECONDS)
+            process = owner(state)
+        with logreader.Follower(grep=f"^{COUNT - 1:012d} ") as follower:
+            follower.add("writer", log_dir, lines=5)
+            assert next(iter(follower)).name == "writer"
+    finally:
+        process.communicate(timeout=DEADLINE_SECONDS)
+    logfiles.recover(log_dir)
+    assert_numbered(written_by_the_worker(log_dir), COUNT)
+    assert len(logledger.archives(log_dir)) >= 5
+    with Deck(state) as deck:
+        assert any(event.kind == "log-rotated" for event in deck.events())
+
+
+def is_done(log_dir: Path) -> bool:
+    """Whether the writer's last line is there."""
+    return any(line.startswith(f"{COUNT - 1:012d} ") for line in logreader.tail(log_dir, 5))
+
+
+def test_a_start_and_an_end_are_marked(state: Path) -> None:
+    """Between the marks lies what the worker said, also what it said last."""
+    with Deck(state) as deck:
+        status = deck.start("a", [sys.executable, "-c", "print('hello'); print('bye', end='')"])
+        with logreader.Follower(grep="ended pid=") as follower:
+            follower.add("a", state / "workers" / "a" / "log", lines=10)
+            assert next(iter(follower)).name == "a"
+        start, hello, bye, end = deck.logs("a", lines=10)
+    assert f"started pid={status.pid} cookie=" in start
+    assert (hello, bye) == ("hello", "bye")
+    assert f"ended pid={status.pid} exit code 0" in end
