@@ -80,9 +80,12 @@ def test_the_interval_is_a_number(every: Any) -> None:
 def test_every_is_kept_between_calls() -> None:
     """The first call comes at once, the second after the interval."""
 
+    def nothing() -> list[Any]:
+        return []
+
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
-        source = poll(list, every=0.2)
+        source = poll(nothing, every=0.2)
         before = loop.time()
         await fetch(source)
         first = loop.time() - before
