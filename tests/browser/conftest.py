@@ -111,11 +111,35 @@ def profile(browser: "Browser", shared_daemon: Daemon) -> Iterator["BrowserConte
 
 
 @pytest.fixture
-def page(profile: "BrowserContext", daemon: Daemon, complaints: Complaints) -> Iterator["Page"]:
-    """A page that is logged in and shows the deck."""
+def fresh_page(profile: "BrowserContext", daemon: Daemon, complaints: Complaints) -> Iterator["Page"]:
+    """A page of its own that is logged in and shows the deck."""
     page = profile.new_page()
     complaints.watch(page)
     page.goto(daemon.base)
     live(page)
     yield page
     page.close()
+
+
+@pytest.fixture(scope="session")
+def kept_page(profile: "BrowserContext", shared_daemon: Daemon) -> Iterator["Page"]:
+    """A page that is kept open, as people keep it; loading it anew is a third of a short test's time."""
+    page = profile.new_page()
+    page.goto(shared_daemon.base)
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def page(kept_page: "Page", daemon: Daemon, complaints: Complaints) -> Iterator["Page"]:
+    """The kept page, showing the deck with nothing selected and no notice."""
+    complaints.watch(kept_page)
+    live(kept_page)
+    yield kept_page
+    complaints.leave(kept_page)
+    kept_page.keyboard.press("Escape")
+    kept_page.evaluate("location.hash = '#/leaving'")
+    kept_page.get_by_role("heading", name="Nothing here").wait_for()
+    kept_page.evaluate("document.querySelectorAll('.toast [aria-label=Dismiss]').forEach(button => button.click())")
+    kept_page.locator(".toast").first.wait_for(state="detached")
+    kept_page.evaluate("location.hash = '#/'")

@@ -28,7 +28,7 @@ def _findings(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(page: Page, daemon: Daemon, scheme: str) -> None:
+def test_axe_finds_nothing_serious(fresh_page: Page, daemon: Daemon, scheme: str) -> None:
     """Every view and the dialogs, with workers in every state."""
     daemon.start("alice", worker("colours"), lifetime="bound", env={"A": "1"}, secrets={"T": {"value": "v"}})
     daemon.start("says", worker("status", "waiting"), health={"notify": True})
@@ -36,21 +36,21 @@ def test_axe_finds_nothing_serious(page: Page, daemon: Daemon, scheme: str) -> N
     daemon.start("backoff", worker("crash"), restart={"backoff_seconds": 50, "max_crashes": 20})
     daemon.start("stopped", worker("quiet"))
     daemon.post("/workers/stopped/stop")
-    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
-    expect(row(page, "failed")).to_have_attribute("data-state", "failed")
-    row(page, "alice").get_by_role("checkbox").check()
+    fresh_page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
+    expect(row(fresh_page, "failed")).to_have_attribute("data-state", "failed")
+    row(fresh_page, "alice").get_by_role("checkbox").check()
     found: list[str] = []
     for size in ({"width": 1440, "height": 900}, {"width": 360, "height": 740}):
-        page.set_viewport_size(size)  # type: ignore[arg-type]
-        found += _findings(page)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"the deck scrolls sideways at {size}"
-    page.set_viewport_size({"width": 1440, "height": 900})
-    row(page, "alice").get_by_role("button", name="Remove alice").click()
-    found += _findings(page)
-    page.keyboard.press("Escape")
-    page.keyboard.press("?")
-    found += _findings(page)
-    page.keyboard.press("Escape")
+        fresh_page.set_viewport_size(size)  # type: ignore[arg-type]
+        found += _findings(fresh_page)
+        assert fresh_page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"the deck scrolls sideways at {size}"
+    fresh_page.set_viewport_size({"width": 1440, "height": 900})
+    row(fresh_page, "alice").get_by_role("button", name="Remove alice").click()
+    found += _findings(fresh_page)
+    fresh_page.keyboard.press("Escape")
+    fresh_page.keyboard.press("?")
+    found += _findings(fresh_page)
+    fresh_page.keyboard.press("Escape")
 
     for address, ready in (
         ("#/workers/alice", ".log-line"),
@@ -59,38 +59,38 @@ def test_axe_finds_nothing_serious(page: Page, daemon: Daemon, scheme: str) -> N
         ("#/add", ".add-form"),
         ("#/?q=nobody-has-this-name", ".state-page"),
     ):
-        page.evaluate("address => { location.hash = address; }", address)
-        page.locator(ready).first.wait_for()
+        fresh_page.evaluate("address => { location.hash = address; }", address)
+        fresh_page.locator(ready).first.wait_for()
         for size in ({"width": 1440, "height": 900}, {"width": 360, "height": 740}):
-            page.set_viewport_size(size)  # type: ignore[arg-type]
-            found += [f"{address}: {finding}" for finding in _findings(page)]
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{address} scrolls sideways at {size}"
-        page.set_viewport_size({"width": 1440, "height": 900})
+            fresh_page.set_viewport_size(size)  # type: ignore[arg-type]
+            found += [f"{address}: {finding}" for finding in _findings(fresh_page)]
+            assert fresh_page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{address} scrolls sideways at {size}"
+        fresh_page.set_viewport_size({"width": 1440, "height": 900})
     assert not found, "\n".join(found)
 
 
-def test_motion_can_be_turned_off(page: Page, daemon: Daemon) -> None:
+def test_motion_can_be_turned_off(fresh_page: Page, daemon: Daemon) -> None:
     """With reduced motion nothing is animated."""
     daemon.start("backoff", worker("crash"), restart={"backoff_seconds": 50, "max_crashes": 20})
-    phase = row(page, "backoff").locator(".phase")
-    expect(row(page, "backoff")).to_have_attribute("data-state", "backoff")
+    phase = row(fresh_page, "backoff").locator(".phase")
+    expect(row(fresh_page, "backoff")).to_have_attribute("data-state", "backoff")
     expect(phase).not_to_have_css("animation-name", "none")
-    page.emulate_media(reduced_motion="reduce")
+    fresh_page.emulate_media(reduced_motion="reduce")
     expect(phase).to_have_css("animation-name", "none")
 
 
-def test_the_theme_is_chosen_and_remembered(page: Page, daemon: Daemon) -> None:
+def test_the_theme_is_chosen_and_remembered(fresh_page: Page, daemon: Daemon) -> None:
     """Light and dark can be forced, and survive a reload."""
-    page.emulate_media(color_scheme="light")
+    fresh_page.emulate_media(color_scheme="light")
     ground = "getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(ground)
-    page.get_by_role("button", name="Theme: auto").click()
-    page.get_by_role("button", name="Theme: light").click()
-    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
-    dark = page.evaluate(ground)
+    light = fresh_page.evaluate(ground)
+    fresh_page.get_by_role("button", name="Theme: auto").click()
+    fresh_page.get_by_role("button", name="Theme: light").click()
+    expect(fresh_page.locator("html")).to_have_attribute("data-theme", "dark")
+    dark = fresh_page.evaluate(ground)
     assert dark != light
-    page.reload()
-    live(page)
-    assert page.evaluate(ground) == dark
-    page.get_by_role("button", name="Theme: dark").click()
-    assert page.evaluate(ground) == light
+    fresh_page.reload()
+    live(fresh_page)
+    assert fresh_page.evaluate(ground) == dark
+    fresh_page.get_by_role("button", name="Theme: dark").click()
+    assert fresh_page.evaluate(ground) == light

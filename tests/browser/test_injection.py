@@ -59,18 +59,18 @@ def test_attacks_in_logs_status_and_environment(page: Page, daemon: Daemon) -> N
 
 
 @pytest.mark.parametrize("address", ["#/workers/%3Cimg%20src=x%20onerror=window.pwned=1%3E", "#/events?worker=%3Cscript%3E&kind=%22%3E", "#/%3Csvg%20onload=window.pwned=1%3E", "#/?q=%3Cimg%20src=x%20onerror=window.pwned=1%3E", "#/add?template=%3Cscript%3Ewindow.pwned=1%3C/script%3E"])
-def test_attacks_in_the_address(page: Page, daemon: Daemon, address: str, complaints: Complaints) -> None:
+def test_attacks_in_the_address(fresh_page: Page, daemon: Daemon, address: str, complaints: Complaints) -> None:
     """A crafted link shows its text and does nothing else."""
     complaints.expect("status of 4")
-    page.goto(f"{daemon.base}/{address}")
-    expect(page.locator("h1, h2").first).to_be_visible()
-    _unharmed(page)
+    fresh_page.goto(f"{daemon.base}/{address}")
+    expect(fresh_page.locator("h1, h2").first).to_be_visible()
+    _unharmed(fresh_page)
 
 
-def test_markup_from_text_is_impossible(page: Page, complaints: Complaints) -> None:
+def test_markup_from_text_is_impossible(fresh_page: Page, complaints: Complaints) -> None:
     """Trusted Types: even our own code could not turn a string into markup."""
     complaints.expect("TrustedHTML|trusted")
-    refused = page.evaluate(
+    refused = fresh_page.evaluate(
         """() => {
             try { document.createElement('div').innerHTML = '<b>x</b>'; return false; }
             catch (error) { return error instanceof TypeError; }

@@ -38,6 +38,7 @@ def test_moving_and_acting(page: Page, daemon: Daemon) -> None:
     expect(row(page, "ben")).to_be_focused()
     assert daemon.state("ben") == "running"
     keys.press("x")
+    expect(page.get_by_role("dialog").get_by_role("button", name="Stop")).to_be_focused()
     keys.press("Enter")
     expect(row(page, "ben")).to_have_attribute("data-state", "stopped")
     expect(row(page, "ben")).to_be_focused()
@@ -106,15 +107,15 @@ def test_from_nothing_to_a_removed_worker_without_a_mouse(page: Page, daemon: Da
     assert daemon.names() == set()
 
 
-def test_tab_reaches_every_part_of_the_deck_in_order(page: Page, daemon: Daemon) -> None:
+def test_tab_reaches_every_part_of_the_deck_in_order(fresh_page: Page, daemon: Daemon) -> None:
     """Skip link, top bar, filters, search, table, and the actions of the row one is on; nothing traps the focus."""
     daemon.start("ann", worker("quiet"))
     daemon.start("ben", worker("quiet"))
-    expect(page.locator(".worker-row")).to_have_count(2)
+    expect(fresh_page.locator(".worker-row")).to_have_count(2)
     seen: list[str] = []
     for _ in range(40):
-        page.keyboard.press("Tab")
-        label = page.evaluate("(() => { const e = document.activeElement; return e === document.body ? 'END' : (e.getAttribute('aria-label') || e.dataset.worker || e.textContent || e.type || '').trim().slice(0, 40); })()")
+        fresh_page.keyboard.press("Tab")
+        label = fresh_page.evaluate("(() => { const e = document.activeElement; return e === document.body ? 'END' : (e.getAttribute('aria-label') || e.dataset.worker || e.textContent || e.type || '').trim().slice(0, 40); })()")
         seen.append(label)
         if label == "END":
             break

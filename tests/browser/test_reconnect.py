@@ -86,14 +86,27 @@ def test_the_worker_view_comes_back_too(
         expect(page.locator(".log-line", has_text="plain first line")).to_have_count(1)
 
 
-def test_a_hidden_page_lets_go_of_its_connection(page: Page, daemon: Daemon) -> None:
+def test_a_hidden_page_lets_go_of_its_connection(new_page: Callable[..., Page], daemon: Daemon) -> None:
     """Six connections per host is all a browser has: a page in the background closes its own after a while."""
+    page = new_page()
+    page.goto(daemon.login_link)
+    live(page)
     page.clock.install()
-    page.evaluate("() => { Object.defineProperty(document, 'visibilityState', { value: 'hidden', configurable: true }); document.dispatchEvent(new Event('visibilitychange')); }")
+    _become(page, "hidden")
     page.clock.run_for(25_000)
     expect(page.locator('.pill[data-standing="asleep"]')).to_be_visible()
     daemon.start("alice", worker("quiet"))
-    page.evaluate("() => { Object.defineProperty(document, 'visibilityState', { value: 'visible', configurable: true }); document.dispatchEvent(new Event('visibilitychange')); }")
+    _become(page, "visible")
     page.clock.resume()
     live(page)
     expect(row(page, "alice")).to_have_attribute("data-state", "running")
+
+
+def _become(page: Page, visibility: str) -> None:
+    page.evaluate(
+        """value => {
+            Object.defineProperty(document, 'visibilityState', { value, configurable: true });
+            document.dispatchEvent(new Event('visibilitychange'));
+        }""",
+        visibility,
+    )

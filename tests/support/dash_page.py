@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import ConsoleMessage, Locator, Page
 
 DEADLINE_MS = 30_000
 WORKER = str(Path(__file__).with_name("dash_worker.py"))
@@ -40,9 +40,21 @@ class Complaints:
 
     def watch(self, page: "Page") -> None:
         """Hear this page."""
-        page.on("pageerror", lambda error: self.seen.append(f"exception: {error}"))
-        page.on("console", lambda message: message.type == "error" and self.seen.append(message.text))
+        page.on("pageerror", self._exception)
+        page.on("console", self._message)
+
+    def leave(self, page: "Page") -> None:
+        """Hear it no more."""
+        page.remove_listener("pageerror", self._exception)
+        page.remove_listener("console", self._message)
 
     def unexpected(self) -> list[str]:
         """Those no test asked for."""
         return [text for text in self.seen if not any(re.search(pattern, text) for pattern in self.expected)]
+
+    def _exception(self, error: object) -> None:
+        self.seen.append(f"exception: {error}")
+
+    def _message(self, message: "ConsoleMessage") -> None:
+        if message.type == "error":
+            self.seen.append(message.text)

@@ -1,11 +1,16 @@
 // Keyboard: a view says which keys it hears and what they do; the help dialog shows exactly these.
-import { useEffect } from './html.js';
+import { useLayoutEffect } from './html.js';
 
 const layers = [];
+let held = false;
+
+/** While a question is on its way to the screen, a key typed ahead must not act on what lies under it. */
+export const holdKeys = (on) => { held = on; };
 
 /** keys: {'j': ['Next worker', run], …}; heard while the component is mounted, the newest layer first. */
 export function useKeys(group, keys) {
-  useEffect(() => {
+  // With the paint, not after it: what can be seen can be driven.
+  useLayoutEffect(() => {
     const layer = { group, keys };
     layers.push(layer);
     return () => layers.splice(layers.indexOf(layer), 1);
@@ -26,6 +31,10 @@ addEventListener('keydown', (press) => {
     return;
   }
   if (document.querySelector('dialog[open]')) return;
+  if (held) {
+    press.preventDefault();
+    return;
+  }
   for (const { keys } of layers.toReversed()) {
     const entry = keys[press.key];
     if (entry) {

@@ -36,6 +36,9 @@ export function AddView({ params }) {
     }, () => setTemplates([]));
   }, []);
 
+  // The browser's own autofocus works once per document, and this view comes and goes.
+  const asked = templates !== null;
+  useEffect(() => { if (asked) element.current?.querySelector('[name=name]')?.focus(); }, [asked]);
   // Bring the reader to the first refused field.
   useEffect(() => {
     if (problem) (element.current?.querySelector('[aria-invalid=true]') || element.current?.querySelector('.form-problem'))?.focus();
@@ -73,7 +76,7 @@ export function AddView({ params }) {
       <form class="add-form" ref=${element} onSubmit=${submit} novalidate>
         ${problem && !placed && html`<div class="form-problem banner tone-bad" role="alert" tabindex="-1"><p><strong>${problem.title || 'Not added'}.</strong> ${problem.message}</p></div>`}
         <fieldset class="panel"><legend>Who</legend>
-          <${Field} label="Name" name="name" value=${form.name} onInput=${set('name')} error=${errorFor('name')} hint="Usually a user id: letters, digits and . _ - @ : +" autofocus autocomplete="off" spellcheck=${false} />
+          <${Field} label="Name" name="name" value=${form.name} onInput=${set('name')} error=${errorFor('name')} hint="Usually a user id: letters, digits and . _ - @ : +" autocomplete="off" spellcheck=${false} />
         </fieldset>
         <fieldset class="panel"><legend>What it runs</legend>
           <div class="segments" role="radiogroup" aria-label="Made from">

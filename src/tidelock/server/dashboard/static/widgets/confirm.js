@@ -3,16 +3,19 @@
 import { html, useEffect, useRef } from '../core/html.js';
 import { cell, useCell } from '../core/cell.js';
 import { plural } from '../core/format.js';
+import { holdKeys } from '../core/keys.js';
 
 const question = cell(null);
 
 export function ask(asked) {
   question.value?.answer(false);
+  holdKeys(true);
   return new Promise((resolve) => {
     question.set({
       ...asked,
       answer(value) {
         question.set(null);
+        holdKeys(false);
         resolve(value);
       },
     });
