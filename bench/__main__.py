@@ -30,9 +30,9 @@ def main() -> int:
     if not asked.report and not asked.companions:
         build_programs()
         install_peers(console.print)
-        choice = Choice(asked.quick, tuple(asked.only), tuple(asked.driver), asked.largest)
+        choice = Choice(asked.quick, tuple(asked.only), tuple(asked.driver), asked.largest, asked.steady)
         keys = [key for key in keys_for(choice) if asked.again or not store.has(key)]
-        _measure(keys, store, asked.quick, console)
+        _measure(keys, store, choice, console)
     if asked.companions:
         for companion in COMPANIONS:
             console.print(f"{companion.script}: {companion.run(store.directory, quick=asked.quick)}", markup=False)
@@ -42,11 +42,11 @@ def main() -> int:
     return 0
 
 
-def _measure(keys: list[Key], store: Store, quick: bool, console: Console) -> None:
+def _measure(keys: list[Key], store: Store, choice: Choice, console: Console) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("measuring", total=len(keys))
-        for done, (key, result, seconds) in enumerate(run_all(keys, store, quick), start=1):
+        for done, (key, result, seconds) in enumerate(run_all(keys, store, choice), start=1):
             outcome = f"failed: {result.failure}" if result.failure else headline_of(result)
             console.print(f"[{done}/{len(keys)}] {key!s:<40} {outcome} ({seconds:.1f} s)", markup=False, soft_wrap=True)
             upcoming = str(keys[done]) if done < len(keys) else "done"
@@ -61,6 +61,7 @@ def _arguments() -> argparse.Namespace:
         "--driver", action="append", default=[], choices=list(DRIVERS), help="this manager (repeatable)"
     )
     parser.add_argument("--largest", type=int, help="leave out sizes above this")
+    parser.add_argument("--steady", action="store_true", help="at real-time priority, for a busy machine (needs root)")
     parser.add_argument("--again", action="store_true", help="measure also what is already there")
     parser.add_argument("--fresh", action="store_true", help="forget every earlier result first")
     parser.add_argument("--companions", action="store_true", help="run the single parts' scripts instead")

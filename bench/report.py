@@ -82,10 +82,12 @@ def _machine(results: Results) -> str:
     newest = max(results.values(), key=lambda result: result.taken_at)
     oldest = min(result.taken_at for result in results.values())
     about = newest.machine
+    steady = any("scheduling" in result.machine for result in results.values())
+    note = "\nOther programs shared the machine; the samples ran at real-time priority (`--steady`)." if steady else ""
     return (
         f"Machine: {about['processor']}, {about['cores']} cores, {about['memory']}, Linux {about['kernel']}, "
         f"Python {about['python']}, {about['filesystem']}.\n"
-        f"Taken from {oldest} to {newest.taken_at}."
+        f"Taken from {oldest} to {newest.taken_at}.{note}"
     )
 
 

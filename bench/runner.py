@@ -35,6 +35,8 @@ class Choice:
     measures: tuple[str, ...] = ()
     drivers: tuple[str, ...] = ()
     largest: int | None = None
+    steady: bool = False
+    """Take each sample at real-time priority, where other programs of the machine would disturb it (needs root)."""
 
 
 def keys_for(choice: Choice) -> list[Key]:
@@ -57,40 +59,41 @@ def _keys(choice: Choice) -> Iterator[Key]:
                         yield Key(name, driver_name, count, variant)
 
 
-def measured(key: Key, quick: bool, runs: Path) -> Result:
+def measured(key: Key, choice: Choice, runs: Path) -> Result:
     """Take the samples of one measurement."""
     measure = MEASURES[key.measure]
-    wanted = measure.repeats if measure.headline and not quick else 1
+    wanted = measure.repeats if measure.headline and not choice.quick else 1
     most = 2 * wanted if wanted > 1 else 1
     samples: list[dict[str, Any]] = []
     failure = DRIVERS[key.driver].missing()
     while failure is None and len(samples) < wanted:
         begin = time.monotonic()
-        sample = _sample(key, quick, runs)
+        sample = _sample(key, choice, runs)
         if isinstance(sample, str):
             failure = sample
             break
         samples.append(sample)
         if time.monotonic() - begin > _LONG_SECONDS:
             break
-        agrees = _result(key, quick, samples, None).spread(measure.headline) <= _NOISY if measure.headline else True
+        agrees = _result(key, choice, samples, None).spread(measure.headline) <= _NOISY if measure.headline else True
         if len(samples) == wanted < most and not agrees:
             wanted += 1
-    return _result(key, quick, samples, failure)
+    return _result(key, choice, samples, failure)
 
 
-def run_all(keys: Iterable[Key], store: Store, quick: bool) -> Iterator[tuple[Key, Result, float]]:
+def run_all(keys: Iterable[Key], store: Store, choice: Choice) -> Iterator[tuple[Key, Result, float]]:
     """Measure and store one after another."""
     with run_directory() as runs:
         for key in keys:
             begin = time.monotonic()
-            result = measured(key, quick, runs)
+            result = measured(key, choice, runs)
             store.put(result)
             yield key, result, time.monotonic() - begin
 
 
-def _result(key: Key, quick: bool, samples: list[dict[str, Any]], failure: str | None) -> Result:
-    return Result(key, machine(), datetime.now(UTC).isoformat(timespec="seconds"), quick, samples, failure)
+def _result(key: Key, choice: Choice, samples: list[dict[str, Any]], failure: str | None) -> Result:
+    about = machine() | ({"scheduling": "SCHED_FIFO"} if choice.steady else {})
+    return Result(key, about, datetime.now(UTC).isoformat(timespec="seconds"), choice.quick, samples, failure)
 
 
 @contextmanager
@@ -111,11 +114,12 @@ def run_directory() -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _sample(key: Key, quick: bool, runs: Path) -> dict[str, Any] | str:
+def _sample(key: Key, choice: Choice, runs: Path) -> dict[str, Any] | str:
     """One sample, or why there is none."""
     directory = tempfile.mkdtemp(prefix="", dir=runs)
     order = [key.measure, key.driver, str(key.count), key.variant, directory]
-    command = [str(NEST), sys.executable, "-m", "bench.one", *order, *(["--quick"] if quick else [])]
+    priority = ["chrt", "-f", "10"] if choice.steady else []
+    command = [*priority, str(NEST), sys.executable, "-m", "bench.one", *order, *(["--quick"] if choice.quick else [])]
     # The nest lives as long as our end of its stdin: if we are killed, it ends everything below itself.
     nest = subprocess.Popen(
         command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,6 +1,8 @@
 """honcho: a Procfile with one line per worker."""
 
+import contextlib
 import signal
+import subprocess
 import time
 
 from bench.drivers.driver import Driver, Span, installed
@@ -37,6 +39,8 @@ class Honcho(Driver):
         begin_ns = time.monotonic_ns()
         for process in self.started:
             process.send_signal(signal.SIGTERM)
+        # It waits for the end of its workers' output, which a surviving child keeps open without end.
         for process in self.started:
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
         return Span(begin_ns, time.monotonic_ns())
