@@ -96,7 +96,7 @@ def test_a_mistyped_verb_is_answered_with_the_one_meant(tmp_path: Path) -> None:
 
 
 def test_with_no_owner_reading_works_and_says_so_and_acting_is_exit_code_3(person: Person) -> None:
-    """ "Up" and "supervised" are two facts."""
+    """Being up and being supervised are two facts."""
     person.types("start", "alice", "--", "sh", "-c", "echo hello from alice; exec sleep 1000")
     pid = person.worker("alice")["pid"]
     until(lambda: "hello from alice" in person.types("logs", "alice").stdout)
@@ -364,7 +364,8 @@ def test_doctor_sees_the_thirteen_bots(alone: Person, tmp_path: Path) -> None:
     (tmp_path / "bot.py").write_text("import signal\nprint('ready', flush=True)\nsignal.pause()\n")
     launcher = (
         "import subprocess, sys\n"
-        "bots = [subprocess.Popen([sys.executable, 'bot.py'], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) for _ in range(3)]\n"
+        "apart = {'stdout': subprocess.PIPE, 'stderr': subprocess.DEVNULL, 'start_new_session': True}\n"
+        "bots = [subprocess.Popen([sys.executable, 'bot.py'], **apart) for _ in range(3)]\n"
         "print(*[bot.pid for bot in bots if bot.stdout.readline()], flush=True)\n"
     )
     script = "import os\nif os.fork() == 0:\n    " + launcher.replace("\n", "\n    ")
@@ -398,7 +399,8 @@ def test_apply_shows_a_plan_and_does_it(person: Person, tmp_path: Path) -> None:
     person.types("apply", file)
     a = person.worker("a")
     file.write_text(
-        '[template.t]\ncommand = ["sleep", "1000"]\n[worker.a]\ntemplate = "t"\n[worker.c]\ntemplate = "t"\nenv = {X = "1"}\n'
+        '[template.t]\ncommand = ["sleep", "1000"]\n'
+        '[worker.a]\ntemplate = "t"\n[worker.c]\ntemplate = "t"\nenv = {X = "1"}\n'
     )
     plan = json.loads(person.types("apply", file, "--json").stdout)["plan"]
     assert {(change["name"], change["action"]) for change in plan} == {

@@ -111,9 +111,8 @@ def test_a_broken_file_is_refused_before_anything_is_touched(person: Person, tmp
 def test_the_file_is_applied_and_its_server_table_heard(person: Person, tmp_path: Path) -> None:
     """Workers start, [server] sets the address, and what a later file leaves out is removed."""
     file = tmp_path / "tidelock.toml"
-    file.write_text(
-        '[server]\nlisten = "127.0.0.1:0"\n[worker.a]\ncommand = ["sleep", "1000"]\n[worker.b]\ncommand = ["sleep", "1000"]\n'
-    )
+    worker = '[worker.{}]\ncommand = ["sleep", "1000"]\n'
+    file.write_text('[server]\nlisten = "127.0.0.1:0"\n' + worker.format("a") + worker.format("b"))
     shown = person.types("up", file, "--detach").stdout
     assert "http://127.0.0.1:" in shown
     assert [worker["state"] for worker in person.seen()["workers"]] == ["running", "running"]

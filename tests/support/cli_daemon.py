@@ -1,7 +1,7 @@
 """The installed command, driven as a person drives it, and a deck that leaves nothing behind.
 
-``Person`` types ``tidelock …`` with one state directory. Whatever a test starts in there is ended when the test ends, by
-pid and through pidfds: the daemon, its guardian and every process that carries the directory in its environment.
+``Person`` types ``tidelock …`` with one state directory. Whatever a test starts in there is ended when the test ends,
+by pid and through pidfds: the daemon, its guardian and every process that carries the directory in its environment.
 """
 
 import contextlib

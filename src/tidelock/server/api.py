@@ -63,6 +63,8 @@ from tidelock.server.services import Services
 Asked: TypeAlias = Request[Any, Any, Any]
 Name: TypeAlias = Annotated[str, PathParameter(description="The worker's name.")]
 
+Names: TypeAlias = Annotated[str, QueryParameter(description="Separated by commas, at most 500.", max_length=70_000)]
+
 MOST_PER_PAGE: Final = 5000
 MOST_LOG_LINES: Final = 10_000
 MOST_EVENTS: Final = 5000
@@ -321,9 +323,7 @@ async def download_logs(request: Asked, name: Name) -> Stream:
 
 
 @get("/api/v1/lastlines", responses=_READS, summary="The last line of several logs", tags=["logs"])
-async def show_last_lines(
-    request: Asked, names: Annotated[str, QueryParameter(description="Separated by commas, at most 500.", max_length=70_000)]
-) -> dict[str, str | None]:
+async def show_last_lines(request: Asked, names: Names) -> dict[str, str | None]:
     """The last line that is not empty, cut at 300 characters; null where there is none."""
     services = _services(request)
     known = {status.name for status in await services.deck.list()}
@@ -428,7 +428,7 @@ async def reload_daemon(request: Asked) -> ReloadAnswer:
 @get("/api/v1/samples", responses=_READS, summary="The last hour of cpu and memory", tags=["deck"])
 async def show_samples(
     request: Asked,
-    names: Annotated[str, QueryParameter(description="Separated by commas, at most 500.", max_length=70_000)],
+    names: Names,
     since: Annotated[float, QueryParameter(description="Only newer points, in seconds since the epoch.")] = 0.0,
     points: Annotated[int | None, QueryParameter(ge=1, le=3600)] = None,
 ) -> dict[str, Series]:
