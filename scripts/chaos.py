@@ -63,7 +63,7 @@ def run(seconds: float, seed: int) -> Report:
     watcher = Watcher(state, report)
     try:
         with watcher:
-            _kill_at_random(state, seconds, random.Random(seed), report)
+            _kill_at_random(state, seconds, random.Random(seed), report, watcher)
             _check(state, report)
     finally:
         _end_all(state)
@@ -71,10 +71,12 @@ def run(seconds: float, seed: int) -> Report:
     return report
 
 
-def _kill_at_random(state: Path, seconds: float, choice: random.Random, report: Report) -> None:
-    deadline = time.monotonic() + seconds
+def _kill_at_random(state: Path, seconds: float, choice: random.Random, report: Report, watcher: "Watcher") -> None:
     owner = _new_owner(state, choice)
     try:
+        # The clock starts with the first worker, so that a busy machine spends the seconds on killing, not on loading.
+        watcher.first_seen.wait(SETTLE_SECONDS)
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             # How long the owner may work before the next blow decides where it is hit: mostly soon, in the
             # middle of recovery or of a first verb; sometimes late.
@@ -121,12 +123,13 @@ def _own(state: Path, seed: int) -> None:
 
 
 class Watcher:
-    """Counts, without a pause, how many live processes each worker has."""
+    """Counts, without a pause, how many live processes each worker has; ``first_seen`` is set with the first one."""
 
     def __init__(self, state: Path, report: Report) -> None:
         self._state = state
         self._report = report
         self._enough = threading.Event()
+        self.first_seen = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watcher")
 
     def __enter__(self) -> None:
@@ -140,6 +143,8 @@ class Watcher:
         while not self._enough.wait(0.005):
             copies = Counter(_leaders(self._state).values())
             self._report.samples += 1
+            if copies:
+                self.first_seen.set()
             for name, count in copies.items():
                 self._report.most_copies = max(self._report.most_copies, count)
                 if count > 1:
