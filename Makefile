@@ -6,6 +6,8 @@ SHELL := bash
 
 BIN := .venv/bin
 ARGS ?=
+# Two test files at a time: most of a test's time is waiting for real processes, so more would only make load.
+JOBS ?= 2
 SECONDS ?= 60
 SEED ?= 1
 
@@ -23,8 +25,8 @@ demo: ## three sample users, the page, and a guided kill -9
 
 test: ## every test, against the code that the wheel holds (about 8 minutes)
 	@scripts/setup $(TEST_PROGRAMS)
-	@echo "test: pytest $(ARGS)" >&2
-	@$(BIN)/python -m pytest $(ARGS)
+	@echo "test: pytest -n $(JOBS) $(ARGS)" >&2
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: ## what a change must pass before it is sent: format, lint, types, layers, unit tests
 	@scripts/setup
