@@ -129,6 +129,26 @@ def test_an_empty_place_is_an_empty_deck(alone: Person) -> None:
     assert not alone.state.exists()
 
 
+def test_an_owner_that_serves_no_socket_is_told_apart(alone: Person) -> None:
+    """A program that uses the library owns the deck: looking works and says supervised, acting says who it is."""
+    program = (
+        "import sys\nfrom tidelock import Deck\n"
+        "with Deck(sys.argv[1]) as deck:\n"
+        "    deck.start('alice', ['sleep', '1000'])\n    print('ready', flush=True)\n    sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program, str(alone.state)]
+    owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=alone.env)
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "ready\n"
+        seen = alone.seen()
+        assert (seen["supervised"], seen["owner_pid"]) == (True, owner.pid)
+        assert f"owned by pid {owner.pid}" in alone.types("stop", "alice", expect=1).stderr
+    finally:
+        owner.communicate()
+    assert owner.returncode == 0
+
+
 # --- the verbs --------------------------------------------------------------------------------------------------
 
 
@@ -332,8 +352,7 @@ def test_doctor_has_a_verdict_for_each_layer(person: Person) -> None:
     assert held["deck.lock"] == [person.owner()]
     assert person.worker("alice")["pid"] in held["workers/alice/lock"]
     assert {"name", "present", "gives", "without"} <= report["features"][0].keys()
-    ours = [suspect for suspect in report["suspects"] if suspect["kind"] != "likeness"]
-    assert ours == []
+    assert [suspect for suspect in report["suspects"] if suspect["deck"] == str(person.state)] == []
     assert "L4 reap at start" in person.types("doctor", expect=None).stdout
 
 
@@ -345,9 +364,8 @@ def test_doctor_finds_orphans_and_ends_them_only_when_told(person: Person) -> No
     orphan = subprocess.Popen(["sleep", "1000"], env=env)
     try:
         report = json.loads(person.types("doctor", "--json", expect=1).stdout)
-        assert [(s["pid"], s["kind"]) for s in report["suspects"] if s["worker"] == "alice"] == [
-            (orphan.pid, "duplicate")
-        ]
+        ours = [suspect for suspect in report["suspects"] if suspect["deck"] == str(person.state)]
+        assert [(suspect["pid"], suspect["kind"]) for suspect in ours] == [(orphan.pid, "duplicate")]
         person.types("doctor", "--fix", input="n\n", expect=1)
         person.types("doctor", "--fix", input="", expect=1)
         assert orphan.poll() is None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from pathlib import Path
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -165,13 +166,18 @@ def _module(verb: Verb) -> object:
     return import_module(f"tidelock.cli.{verb.module}")
 
 
-def _told(error: Exception, state: object) -> int:
+def _told(error: Exception, state: "Path") -> int:
     """Say what went wrong, and choose the exit code."""
     from tidelock.errors import NoOwner, OwnerRefused, SpecError
 
     if isinstance(error, NoOwner):
         from shlex import quote
 
+        if (owner := _owner_without_a_socket(state)) is not None:
+            print(
+                f"tidelock: {state} is owned by {owner}, which serves no socket: act from that program", file=sys.stderr
+            )
+            return FAILED
         print(f"tidelock: {error}\nStart it with: tidelock up --detach --state {quote(str(state))}", file=sys.stderr)
         return NO_OWNER
     print(f"tidelock: {error}", file=sys.stderr)
@@ -181,6 +187,16 @@ def _told(error: Exception, state: object) -> int:
     from tidelock.errors import ConfigRefused
 
     return USED_WRONGLY if isinstance(error, SpecError) and not isinstance(error, ConfigRefused) else FAILED
+
+
+def _owner_without_a_socket(state: "Path") -> str | None:
+    """Who holds the deck's lock though nobody answers: a program that uses the library, or a starting daemon."""
+    from tidelock.kernel import flock
+
+    if not (state / "deck.lock").exists() or not flock.is_held(state / "deck.lock"):
+        return None
+    holders = flock.holders(state / "deck.lock")
+    return f"pid {holders[0]}" if holders else "another process"
 
 
 def _misused(what: str) -> int:

@@ -2,6 +2,7 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidelock.cli import DONE, FAILED, output
@@ -39,7 +40,7 @@ def doctor(options: Namespace) -> int:
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
     else:
         _print(report)
-    mended = _fix(report.suspects) if options.fix else 0
+    mended = _fix(report.suspects, str(Path.cwd() / options.state)) if options.fix else 0
     return FAILED if len(report.problems) > mended else DONE
 
 
@@ -92,12 +93,15 @@ def _holders(lock: "LockHeld") -> str:
     return ", ".join(who) or "by a process that cannot be seen from here"
 
 
-def _fix(suspects: "list[Suspect]") -> int:
-    """Offer to end what carries our cookie and is wanted by no record; returns how many are gone."""
+def _fix(suspects: "list[Suspect]", here: str) -> int:
+    """Offer to end what carries a cookie of this deck and is wanted by no record; returns how many are gone."""
     mended = 0
     for suspect in suspects:
         if suspect.cookie is None:
             output.note(f"pid {suspect.pid} only looks alike: end it yourself if it is yours to end")
+            continue
+        if suspect.deck != here:
+            output.note(f"pid {suspect.pid} is of another deck: tidelock doctor --fix --state {suspect.deck}")
             continue
         try:
             answer = input(f"End pid {suspect.pid} ({suspect.command[:60]}), {suspect.kind}? [y/N] ")

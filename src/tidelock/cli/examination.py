@@ -1,7 +1,7 @@
 """What ``doctor`` finds out: the machine's features, the deck's layers, and processes that should not be.
 
-It only looks. Three kinds of processes are looked for: orphans of this deck (they carry one of its cookies and no
-record wants them), duplicates (two trees that carry the same worker's name), and likenesses: processes that are
+It only looks. Three kinds of processes are looked for: orphans (they carry the cookie of a deck and no record there
+wants them), duplicates (two trees that carry the same worker's name), and likenesses: processes that are
 nobody's and that were started with the same command line in the same directory several times, or that hold the same
 token in their environment. The last kind is how thirteen orphaned bots look from outside; it is a suspicion and never
 more.
@@ -65,6 +65,7 @@ class Suspect(msgspec.Struct, frozen=True):
     why: str
     worker: str | None = None
     cookie: str | None = None
+    deck: str | None = None
 
 
 class LockHeld(msgspec.Struct, frozen=True):
@@ -104,7 +105,7 @@ def examine(state: Path) -> Report:
     features = list(_features(state))
     strength = _strength()
     limits = list(_limits(len(workers)))
-    suspects = [*_of_this_deck(state, records), *_likenesses()]
+    suspects = [*_unwanted(state, records), *_likenesses()]
     layers = list(_layers(state, features, strength, supervised=supervised, owner=owner, bound=_bound(workers)))
     if records and not supervised:
         problems.append("no owner is running: what crashes now stays down; start one with `tidelock up`")
@@ -353,28 +354,46 @@ def _open_files(wanted: set[tuple[int, int]]) -> dict[tuple[int, int], list[int]
 # --- who should not be ------------------------------------------------------------------------------------------
 
 
-def _of_this_deck(state: Path, records: list[Record]) -> Iterator[Suspect]:
-    """Processes that carry a cookie of this deck which no record knows."""
-    known = {record.cookie for record in records}
-    here = str(Path.cwd() / state / "workers")
+def _unwanted(state: Path, records: list[Record]) -> Iterator[Suspect]:
+    """Processes that carry a cookie which no record of their deck knows: of this deck, or of any we can read."""
+    here = Path.cwd() / state
+    decks: dict[Path, list[Record] | None] = {here: records}
     for cookie, pids in containment.cookie_scan().items():
-        if cookie in known:
-            continue
         for pid in pids:
             environment = _environment(pid)
-            directory = environment.get(DIR_ENV.encode(), b"").decode("utf-8", "replace")
+            folder = Path(environment.get(DIR_ENV.encode(), b"").decode("utf-8", "replace"))
             worker = environment.get(WORKER_ENV.encode(), b"").decode("utf-8", "replace")
-            if not directory.startswith(here + "/"):
+            deck = folder.parent.parent
+            if not worker or not folder.is_absolute():
+                continue  # a cookie without its deck says nothing
+            if deck not in decks:
+                decks[deck] = _records_elsewhere(deck)
+            known = decks[deck]
+            # Another user's deck, or one that cannot be read now, is that user's to look at.
+            if known is None or any(record.cookie == cookie for record in known):
                 continue
-            doubled = any(record.name == worker and record.identity is not None for record in records)
+            doubled = any(record.name == worker and record.identity is not None for record in known)
             yield Suspect(
                 pid,
                 "duplicate" if doubled else "orphan",
                 ids.command_line(pid)[:200],
-                f"carries a cookie of this deck as worker {worker!r} and no record wants it",
+                f"runs as worker {worker!r} of {'this deck' if deck == here else deck}, and no record there wants it",
                 worker,
                 cookie,
+                str(deck),
             )
+
+
+def _records_elsewhere(deck: Path) -> list[Record] | None:
+    """The records of another deck; none if it was deleted under its workers, None if they cannot be read."""
+    try:
+        if not (deck / "deck.db").exists():
+            return []
+    except OSError:
+        return None
+    problems: list[str] = []
+    records = _records(deck, problems)
+    return None if problems else records
 
 
 def _likenesses() -> Iterator[Suspect]:

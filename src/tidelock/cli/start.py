@@ -153,4 +153,8 @@ def _bytes(text: str | None) -> int | None:
 
 
 def _satellite_command(kind: str, arguments: list[str]) -> list[str]:
+    from importlib.util import find_spec
+
+    if find_spec("tidelock.satellites") is None or find_spec(f"tidelock.satellites.{kind}") is None:
+        raise SpecError("--satellite", kind, "a satellite that is installed")
     return [sys.executable, "-m", f"tidelock.satellites.{kind}", *arguments]
