@@ -413,7 +413,7 @@ class _Rotator:
         os.pwrite(self.current, logledger.stamp_bytes(stamp), 0)
         logledger.sync(self.current)
         crash_point("log.stamped")
-        self._write(ledger.changed(dropping=length, stamp=stamp, how=str(self.method)))
+        self._write(ledger.changed(dropping=length, stamp=stamp, how=str(self.method)), durable=True)
         crash_point("log.dropping")
         self._remove_front()
 
@@ -487,6 +487,18 @@ class _Rotator:
                 # Not in the ledger: its bytes are still in `current`. Or compressed already: the .gz got its name last.
                 self._unlink(entry)
         crash_point("log.tidied")
+        self._believe_archives()
+
+    def _believe_archives(self) -> None:
+        """After a power failure an archive may have its name while the ledger's entry for it was lost.
+
+        The name was given before the front was punched, and the journal keeps that order, so the archive counts.
+        (The entry is not synced at each rotation: that would make every process on the disk wait for us.)
+        """
+        for archive in logledger.archives(self.dir_fd):
+            if archive.start == self.ledger.head and not archive.compressed:
+                end = archive.start + os.stat(archive.name, dir_fd=self.dir_fd).st_size
+                self._write(self.ledger.changed(head=end, newest=archive.name, punched=False))
 
     def _notice_emptied(self) -> None:
         """If somebody emptied the file by hand, what is in it now is new, and begins at ``head``."""
@@ -547,10 +559,10 @@ class _Rotator:
 
     # -- small things
 
-    def _write(self, ledger: Ledger) -> None:
+    def _write(self, ledger: Ledger, *, durable: bool = False) -> None:
         if self.ledger_fd < 0:
             self.ledger_fd = logledger.open_ledger(self.dir_fd)
-        logledger.write(self.ledger_fd, ledger)
+        logledger.write(self.ledger_fd, ledger, durable=durable)
         self.ledger = ledger
 
     def _exists(self, name: str) -> bool:

@@ -138,10 +138,11 @@ def rebuilt(log_dir: Path | str) -> Ledger:
     return Ledger(number=1, base=base, head=head, newest=newest.name.removesuffix(".gz"))
 
 
-def write(ledger_fd: int, ledger: Ledger) -> None:
-    """Make ``ledger`` the truth, on the disk too."""
+def write(ledger_fd: int, ledger: Ledger, *, durable: bool = False) -> None:
+    """Make ``ledger`` the truth for every process, and, if ``durable``, for the time after a power failure too."""
     os.pwrite(ledger_fd, _packed(ledger), (ledger.number % 2) * _SLOT_BYTES)
-    sync(ledger_fd)
+    if durable:
+        sync(ledger_fd)
 
 
 def open_ledger(dir_fd: int) -> int:
