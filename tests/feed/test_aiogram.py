@@ -28,7 +28,7 @@ from aiogram.types import CallbackQuery, ErrorEvent, Message, Update
 from tidelock.errors import PollerConflict, SpecError
 from tidelock.feed import Inbox, Item, PollerLock, Retry
 from tidelock.feed.aiogram import current_item, durable
-from tidelock.testing.telegram import TelegramServer, text_update
+from tidelock.testing.telegram import TelegramServer, new_token, text_update
 
 AT_ONCE = Retry(seconds=0.001)
 BROKEN = {"message": {"message_id": "not a number", "chat": 5}}
@@ -449,7 +449,8 @@ def test_two_bots_of_one_dispatcher_share_a_file(bots: Bots) -> None:
     """Each has its own stream; stopping stops both."""
 
     async def scenario() -> None:
-        dp, one, two = Dispatcher(), bots.bot(), bots.bot("99:another")
+        another = new_token()
+        dp, one, two = Dispatcher(), bots.bot(), bots.bot(another)
 
         @dp.message()
         async def on_message(message: Message, bot: Bot, item: Item) -> None:
@@ -458,10 +459,12 @@ def test_two_bots_of_one_dispatcher_share_a_file(bots: Bots) -> None:
         bots.durable(dp, one)
         bots.durable(dp, two)
         bots.server.say("to the first")
-        bots.server.say("to the second", token="99:another")
+        bots.server.say("to the second", token=another)
         async with bots.polling(dp, one, two):
             await bots.until(lambda: len(bots.seen) == 2)
-        assert sorted(bots.seen) == [(99, "telegram:99", "to the second"), (4242, "telegram:4242", "to the first")]
+        assert {(f"telegram:{bot.id}", text) for bot, text in ((one, "to the first"), (two, "to the second"))} == {
+            (stream, text) for _, stream, text in bots.seen
+        }
 
     asyncio.run(scenario())
 
@@ -556,7 +559,7 @@ def test_a_conflict_names_the_local_suspects(bots: Bots) -> None:
             await stranger.get(call)
             await bots.until(lambda: any(event["what"] == "poller-conflict" for event in bots.events))
             event = next(event for event in bots.events if event["what"] == "poller-conflict")
-            assert event["bot"] == 4242
+            assert event["bot"] == bots.server.bot_id
             (named,) = [one for one in event["suspects"] if one["pid"] == suspect.pid]
             assert bots.server.token not in named["command"]
             bots.server.say("still here")
@@ -588,7 +591,7 @@ def test_updates_that_come_another_way_pass(bots: Bots) -> None:
     """A webhook or a test feeds the dispatcher directly; other bots of the dispatcher are left alone."""
 
     async def scenario() -> None:
-        dp, bot, other = Dispatcher(), bots.bot(), bots.bot("7:stock")
+        dp, bot, other = Dispatcher(), bots.bot(), bots.bot(stock := new_token())
 
         @dp.message()
         async def on_message(message: Message, item: Item | None = None) -> None:
@@ -596,7 +599,7 @@ def test_updates_that_come_another_way_pass(bots: Bots) -> None:
 
         bots.durable(dp, bot)
         await dp.feed_update(bot, Update.model_validate(text_update("fed") | {"update_id": 1}, context={"bot": bot}))
-        bots.server.say("stock", token="7:stock")
+        bots.server.say("stock", token=stock)
         async with bots.polling(dp, other):
             await bots.until(lambda: len(bots.seen) == 2)
         await bot.session.close()

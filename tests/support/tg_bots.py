@@ -95,7 +95,8 @@ class BotProcess:
             if fact(handled):
                 return handled
             if time.monotonic() > deadline or (until_exit and self.running.poll() is not None):
-                errors = self.errors_path.read_text(errors="replace")[-3000:]
+                known = self.errors_path.exists()
+                errors = self.errors_path.read_text(errors="replace")[-3000:] if known else "elsewhere"
                 raise TimeoutError(f"{handled}; {self.server.summary()}; exit {self.running.poll()}; stderr: {errors}")
             time.sleep(0.01)
 

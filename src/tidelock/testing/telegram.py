@@ -19,7 +19,9 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import random
 import re
+import secrets
 import sys
 import threading
 import time
@@ -27,7 +29,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from random import Random
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias
 
@@ -157,24 +158,26 @@ class _Bot:
 class TelegramServer:
     """A Bot API server for tests; see the module's text.
 
-    ``max_pending`` is 100,000 at Telegram. ``conflict_pause_seconds`` is how late a second 409 comes (3 at Telegram).
-    ``messages_per_second`` limits what one chat may be sent, answered with 429 beyond; None means no limit.
+    Each server has a ``token`` of its own unless one is given: tests that run side by side are different bots, as the
+    lock that refuses a second poller of one token needs it. ``max_pending`` is 100,000 at Telegram.
+    ``conflict_pause_seconds`` is how late a second 409 comes (3 at Telegram). ``messages_per_second`` limits what one
+    chat may be sent, answered with 429 beyond; None means no limit.
     All methods may be called from any thread. Closing keeps what was recorded.
     """
 
     def __init__(
         self,
         *,
-        token: str = DEFAULT_TOKEN,
+        token: str | None = None,
         port: int = 0,
         seed: int | None = None,
         max_pending: int = MAX_PENDING,
         conflict_pause_seconds: float = 3.0,
         messages_per_second: float | None = None,
     ) -> None:
-        self.token = token
+        self.token = new_token() if token is None else token
         self.port = port
-        self._random = Random(seed)  # noqa: S311 - ids of a test server, not secrets
+        self._random = random.Random(seed)  # noqa: S311 - ids of a test server, not secrets
         self._max_pending = max_pending
         self._conflict_pause = conflict_pause_seconds
         self._messages_per_second = messages_per_second
@@ -187,6 +190,11 @@ class TelegramServer:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
+
+    @property
+    def bot_id(self) -> int:
+        """The number in the token."""
+        return int(self.token.partition(":")[0])
 
     # --- running ----------------------------------------------------------------------------------------------
 
@@ -460,8 +468,8 @@ class TelegramServer:
 
     async def _on_request(self, request: web.Request) -> web.StreamResponse:
         token, method = request.match_info["token"], request.match_info["method"].lower()
-        params = await _params(request)
         try:
+            params = await _params(request)
             bot, fault = self._admit(token, method, params)
             if fault is not None:
                 await _suffer(fault, request)
@@ -470,6 +478,9 @@ class TelegramServer:
                 _hang_up(request)
         except _ApiError as error:
             return _error_response(error)
+        except ConnectionResetError:
+            # The client died, or a test asked for it: nobody reads this, and aiohttp logs nothing.
+            return web.Response(status=499)
         except _Garbage:
             return web.Response(status=502, text="<html><h1>502 Bad Gateway</h1></html>", content_type="text/html")
         return web.Response(body=b'{"ok":true,"result":' + body + b"}", content_type="application/json")
@@ -674,6 +685,11 @@ _OWN_METHODS: Final[dict[str, Callable[[_Bot, Params], Any]]] = {
     "getwebhookinfo": _webhook_info,
     "getchat": _chat_info,
 }
+
+
+def new_token() -> str:
+    """A token of a bot that nobody else has."""
+    return f"{random.SystemRandom().randrange(10**8, 10**9)}:{secrets.token_urlsafe(24)}"
 
 
 # --- updates as Telegram would write them -----------------------------------------------------------------------
