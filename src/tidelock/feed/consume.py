@@ -23,8 +23,8 @@ from typing import Any, Final, Self, TypeAlias
 from tidelock.crashpoints import crash_point
 from tidelock.errors import FeedClosed, InboxUnavailable, SourceError, SpecError
 from tidelock.feed.cursors import FileCursor
-from tidelock.feed.dispatcher import CONCURRENCY, MAX_ATTEMPTS, Dispatcher, Item, Listener, Retry
-from tidelock.feed.handling import KeyOf, call, keyed, retry_after_of
+from tidelock.feed.dispatcher import CONCURRENCY, MAX_ATTEMPTS, Dispatcher, Item, Retry
+from tidelock.feed.handling import KeyOf, Listener, call, keyed, retry_after_of
 from tidelock.feed.inbox import Inbox, Stream
 from tidelock.feed.one_by_one import SOURCE_RETRY, OneByOne
 from tidelock.feed.records import Batch, Cursor, Delivery, FirstRun, Source, Start

@@ -12,7 +12,7 @@ A slot is free again only when the outcome is committed; hence duplicates after 
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -22,13 +22,12 @@ import msgspec
 
 from tidelock.crashpoints import crash_point
 from tidelock.errors import FeedClosed, FeedError, InboxUnavailable, SpecError
+from tidelock.feed.handling import Listener as Listener  # noqa: PLC0414 - also found here by those who dispatch
+from tidelock.feed.handling import tell
 from tidelock.feed.inbox import Stream
 from tidelock.feed.lanes import LaneKey, Lanes
 from tidelock.feed.records import Delivery, RecordId
 from tidelock.feed.store import SQL, Transaction
-
-FeedEvent = dict[str, Any]
-Listener = Callable[[FeedEvent], None]
 
 MAX_ATTEMPTS: Final = 3
 CONCURRENCY: Final = 32
@@ -517,15 +516,7 @@ class Dispatcher:
 
     def tell(self, what: str, **facts: Any) -> None:
         """Let the log and the listener know."""
-        event = {"feed": self.stream.name, "what": what} | {
-            name: fact for name, fact in facts.items() if fact is not None
-        }
-        log.warning("%s", event)
-        if self._on_event is not None:
-            try:
-                self._on_event(event)
-            except Exception:
-                log.exception("a listener of stream %r raised", self.stream.name)
+        tell(self._on_event, self.stream.name, what, facts)
 
     @staticmethod
     def _now() -> float:

@@ -1,4 +1,4 @@
-"""Calling what the user gave us: the handler, the key function, and the wait an error asks for."""
+"""Calling what the user gave us: the handler, the key function, the listener; and the wait an error asks for."""
 
 import inspect
 import logging
@@ -12,6 +12,8 @@ import msgspec
 from tidelock.feed.records import Record
 
 KeyOf: TypeAlias = Callable[[Any], object]
+FeedEvent: TypeAlias = dict[str, Any]
+Listener: TypeAlias = Callable[[FeedEvent], None]
 
 log = logging.getLogger("tidelock.feed")
 
@@ -46,3 +48,14 @@ def retry_after_of(error: BaseException) -> float | None:
     if isinstance(asked, timedelta):
         return asked.total_seconds()
     return float(asked) if isinstance(asked, int | float) and not isinstance(asked, bool) else None
+
+
+def tell(listener: Listener | None, feed: str, what: str, facts: FeedEvent) -> None:
+    """Let the log and the listener know what happened. A listener that raises harms nobody."""
+    facts = {name: fact for name, fact in facts.items() if fact is not None}
+    log.warning("feed %s: %s (%s)", feed, what, ", ".join(f"{name}={fact!r}" for name, fact in facts.items()))
+    if listener is not None:
+        try:
+            listener({"feed": feed, "what": what, **facts})
+        except Exception:
+            log.exception("feed %s: a listener raised", feed)

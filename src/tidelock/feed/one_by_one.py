@@ -7,7 +7,6 @@ that waits for a retry holds up the ones behind it; where that hurts, the inbox 
 
 import asyncio
 import hashlib
-import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -17,8 +16,8 @@ import msgspec
 from tidelock.crashpoints import crash_point
 from tidelock.errors import FeedError, SourceError, SpecError
 from tidelock.feed.cursors import FileCursor
-from tidelock.feed.dispatcher import Listener, Retry
-from tidelock.feed.handling import KeyOf, call, keyed, retry_after_of
+from tidelock.feed.dispatcher import Retry
+from tidelock.feed.handling import KeyOf, Listener, call, keyed, retry_after_of, tell
 from tidelock.feed.inbox import UPSTREAM_KEEPS_SECONDS
 from tidelock.feed.records import Batch, Cursor, Delivery, FirstRun, Position, Record, RecordId, Source
 from tidelock.feed.store import wall_clock
@@ -26,8 +25,6 @@ from tidelock.feed.store import wall_clock
 RECENT_IDS: Final = 1000
 # As for the inbox's pump: the same offset asked twice within 3 s is served worse each time.
 SOURCE_RETRY: Final = Retry(seconds=3.0, cap_seconds=60.0)
-
-log = logging.getLogger("tidelock.feed")
 
 
 class PlainItem:
@@ -174,12 +171,4 @@ class OneByOne:
         return at
 
     def _tell(self, what: str, **facts: object) -> None:
-        event = {"feed": self._source.name, "what": what} | {
-            name: fact for name, fact in facts.items() if fact is not None
-        }
-        log.warning("%s", event)
-        if self._on_event is not None:
-            try:
-                self._on_event(event)
-            except Exception:
-                log.exception("a listener of stream %r raised", self._source.name)
+        tell(self._on_event, self._source.name, what, facts)

@@ -11,7 +11,6 @@ the message is a dead letter and the key flows on.
 """
 
 import asyncio
-import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,8 +21,8 @@ import msgspec
 
 from tidelock.crashpoints import crash_point
 from tidelock.errors import InboxUnavailable
-from tidelock.feed.dispatcher import ERROR_TEXT_LENGTH, Listener, Retry
-from tidelock.feed.handling import call, retry_after_of
+from tidelock.feed.dispatcher import ERROR_TEXT_LENGTH, Retry
+from tidelock.feed.handling import Listener, call, retry_after_of, tell
 from tidelock.feed.inbox import Inbox
 from tidelock.feed.lanes import LaneKey, Lanes
 from tidelock.feed.store import SQL, Transaction
@@ -32,8 +31,6 @@ MAX_ATTEMPTS: Final = 8
 CONCURRENCY: Final = 8
 DISK_RETRY_SECONDS: Final = 1.0
 LOOK_FOR_REVIVED_SECONDS: Final = 2.0
-
-log = logging.getLogger("tidelock.feed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,13 +221,7 @@ class Outbox:
         return delay
 
     def _tell(self, what: str, **facts: object) -> None:
-        event = {"feed": self.name, "what": what} | {name: fact for name, fact in facts.items() if fact is not None}
-        log.warning("%s", event)
-        if self._on_event is not None:
-            try:
-                self._on_event(event)
-            except Exception:
-                log.exception("a listener of outbox %r raised", self.name)
+        tell(self._on_event, self.name, what, facts)
 
 
 def unsent_messages(
