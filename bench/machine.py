@@ -2,8 +2,6 @@
 
 import os
 import platform
-import shutil
-import subprocess
 from pathlib import Path
 
 
@@ -12,7 +10,7 @@ def machine() -> dict[str, str]:
     return {
         "processor": _field("/proc/cpuinfo", "model name"),
         "cores": str(os.cpu_count()),
-        "memory": _field("/proc/meminfo", "MemTotal"),
+        "memory": _memory(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "filesystem": _filesystem(),
@@ -28,10 +26,15 @@ def _field(path: str, name: str) -> str:
 
 
 def _filesystem() -> str:
-    stat = shutil.which("stat")
-    if stat is None:
-        return "unknown"
-    done = subprocess.run(
-        [stat, "-f", "-c", "%T", str(Path(__file__).parent)], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
+    """The type of what is mounted closest above us."""
+    here, best, kind = Path(__file__).resolve(), "", "unknown"
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, place, of_kind, *_ = line.split()
+        if here.is_relative_to(place) and len(place) > len(best):
+            best, kind = place, of_kind
+    return kind
+
+
+def _memory() -> str:
+    kibibytes = int(_field("/proc/meminfo", "MemTotal").split()[0])
+    return f"{kibibytes / 2**20:.0f} GiB"

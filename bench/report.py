@@ -241,17 +241,21 @@ def _of(results: Results, measure: str) -> list[tuple[Key, Result]]:
 
 
 def _largest_common(results: Results) -> list[tuple[str, int, Result]]:
-    """Each manager's start at a thousand workers, or at a hundred where it was asked for no more."""
+    """Each manager's start at the largest size that most of them were asked for, a thousand at the most."""
     found = []
     for driver in _ORDER:
-        sizes = [size for size in (1000, 100, 10) if Key("spawn", driver, size) in results]
-        if sizes:
-            found.append((driver, sizes[0], results[Key("spawn", driver, sizes[0])]))
+        size = max((key.count for key in results if _starts(key, driver)), default=None)
+        if size is not None:
+            found.append((driver, size, results[Key("spawn", driver, size)]))
     return found
 
 
 def _ratio_size(results: Results) -> int:
-    return max((size for size in (10, 100, 1000) if Key("spawn", "popen", size) in results), default=1000)
+    return max((key.count for key in results if _starts(key, "popen")), default=1000)
+
+
+def _starts(key: Key, driver: str) -> bool:
+    return key.measure == "spawn" and key.driver == driver and key.count <= 1000
 
 
 def _delays(result: Result) -> list[float]:
