@@ -7,6 +7,7 @@ next ``apply`` comes to the same plan.
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from tidelock.server.documents import Applied, ApplyRequest, BulkResult, Change
 from tidelock.server.problems import problem_of
 
 APPLIED_FILE: Final = "applied.json"
+MOST_AT_ONCE: Final = 16
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -76,21 +78,30 @@ async def apply(deck: AsyncDeck, request: ApplyRequest) -> Applied:
     names = tuple(sorted({*before.workers, *request.workers}))
     await asyncio.to_thread(_remember, deck.state_dir, Memory(request.file, names, request.templates))
     crash_point("apply.remembered")
-    results = await asyncio.gather(*(_carry_out(deck, change, request.workers) for change in plan))
+    with contextlib.suppress(TidelockError):  # each is asked for again below, and tells then
+        await deck.stop_many([change.name for change in plan if change.action == "remove"])
+    gate = asyncio.Semaphore(MOST_AT_ONCE)
+    results = await asyncio.gather(*(_carry_out(deck, change, request.workers, gate) for change in plan))
     crash_point("apply.carried-out")
     kept = {*request.workers, *(result.name for result in results if not result.ok and result.name in before.workers)}
     await asyncio.to_thread(_remember, deck.state_dir, Memory(request.file, tuple(sorted(kept)), request.templates))
     return Applied(plan, list(results), dry_run=False)
 
 
-async def _carry_out(deck: AsyncDeck, change: Change, wanted: Mapping[str, WorkerSpec]) -> BulkResult:
+async def _carry_out(
+    deck: AsyncDeck, change: Change, wanted: Mapping[str, WorkerSpec], gate: asyncio.Semaphore
+) -> BulkResult:
+    async with gate:
+        return await _changed(deck, change, wanted)
+
+
+async def _changed(deck: AsyncDeck, change: Change, wanted: Mapping[str, WorkerSpec]) -> BulkResult:
     try:
         match change.action:
             case "add" | "change":
                 status = await deck.start(change.name, wanted[change.name], replace=True)
                 return BulkResult(change.name, ok=True, status=status)
             case "remove":
-                await deck.stop(change.name)
                 await deck.remove(change.name)
                 return BulkResult(change.name, ok=True)
             case "unchanged":
