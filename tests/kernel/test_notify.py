@@ -79,12 +79,11 @@ class Workers:
 
 
 @pytest.fixture
-def ear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NotifySocket]:
-    """A deck's ear, in a runtime directory of its own that other users can pass through, as the real one is."""
+def ear() -> Iterator[NotifySocket]:
+    """A deck's ear, in a directory that other users can pass through, as a state directory with such workers is."""
     with tempfile.TemporaryDirectory(prefix="tidelock-test-", dir="/tmp") as directory:
         Path(directory).chmod(0o711)
-        monkeypatch.setenv("TIDELOCK_RUNTIME_DIR", directory)
-        listening = NotifySocket(tmp_path)
+        listening = NotifySocket(Path(directory))
         yield listening
         listening.close()
 
@@ -171,7 +170,7 @@ def test_a_sender_that_is_gone_is_known_by_its_cgroup(workers: Workers, tmp_path
         assert name == "alice"
 
 
-def test_the_address_survives_its_owner(workers: Workers, tmp_path: Path) -> None:
+def test_the_address_survives_its_owner(workers: Workers) -> None:
     """A worker started under one owner is heard by the next, which takes the same place."""
     worker = workers.start(
         "alice",
@@ -185,7 +184,7 @@ def test_the_address_survives_its_owner(workers: Workers, tmp_path: Path) -> Non
     worker.stdin.write(b"first\n")
     worker.stdin.flush()
     assert workers.heard() == [("alice", {"STATUS": "first"})]
-    first, workers.ear = workers.ear, NotifySocket(tmp_path)
+    first, workers.ear = workers.ear, NotifySocket(Path(workers.ear.address).parent)
     try:
         first.close()  # too late to take the name away from the new owner
         worker.stdin.write(b"second\n")
@@ -196,11 +195,11 @@ def test_the_address_survives_its_owner(workers: Workers, tmp_path: Path) -> Non
     assert not Path(workers.ear.address).exists()
 
 
-def test_what_was_said_during_an_exec_in_place_is_not_lost(workers: Workers, tmp_path: Path) -> None:
+def test_what_was_said_during_an_exec_in_place_is_not_lost(workers: Workers) -> None:
     """The descriptor can be carried over an exec; its queue is carried with it."""
     workers.start("alice", [sys.executable, "-c", SAY])
     assert select.select([workers.ear], [], [], 30)[0]
-    after = NotifySocket.inherited(os.dup(workers.ear.fileno()), tmp_path)
+    after = NotifySocket.inherited(os.dup(workers.ear.fileno()), Path(workers.ear.address).parent)
     try:
         assert [said.fields for said in after.receive()] == [{"READY": "1"}]
     finally:
@@ -209,6 +208,7 @@ def test_what_was_said_during_an_exec_in_place_is_not_lost(workers: Workers, tmp
 
 def test_a_deep_state_directory_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An address holds 107 bytes; a state directory of more than 200 gets a short one, always the same."""
+    assert address_for(tmp_path) == f"{tmp_path}/notify.sock"
     short = Path("/tmp") / f"tidelock-test-{os.getpid()}"
     monkeypatch.setenv("TIDELOCK_RUNTIME_DIR", str(short))
     deep = tmp_path.joinpath(*["x" * 50] * 4)

@@ -16,7 +16,6 @@ import fcntl
 import hashlib
 import os
 import socket
-import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -115,13 +114,12 @@ class NotifySocket:
 def address_for(state_dir: Path) -> str:
     """Where the owners of this state directory listen: in it, or at a short path that stands for it.
 
-    An address holds 107 bytes, and a state directory may be deeper. Workers that root starts as other users
-    cannot enter the state directory (0700); their kind of owner listens in the runtime directory as well, where
-    others may pass through. Who may speak is decided by credentials, not by who can reach the name.
+    An address holds 107 bytes, and a state directory may be deeper; then it is a name made of the directory's hash
+    in this user's runtime directory. Who may speak is decided by credentials, not by who can reach the name.
     """
     home = os.path.realpath(state_dir)
     inside = f"{home}/notify.sock"
-    if os.geteuid() != 0 and len(os.fsencode(inside)) <= ADDRESS_BYTES - len(_NEXT):
+    if len(os.fsencode(inside)) <= ADDRESS_BYTES - len(_NEXT):
         return inside
     digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:24]
     return f"{runtime_directory()}/{digest}.notify"
@@ -174,9 +172,6 @@ def _take_place(receiver: socket.socket, address: str) -> int:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(beside)  # noqa: PTH108 - a raw path
         receiver.bind(beside)
-        directory = Path(address).parent
-        if os.geteuid() == 0 and address.endswith(".notify"):
-            directory.chmod(stat.S_IMODE(directory.stat().st_mode) | 0o111)
         os.chmod(beside, 0o666)  # noqa: PTH101, S103 - whoever reaches it may speak; credentials decide who is heard
         inode = os.stat(beside).st_ino  # noqa: PTH116 - as above
         os.rename(beside, address)  # noqa: PTH104 - as above
