@@ -2,11 +2,13 @@
 
 import asyncio
 import ctypes
+import fcntl
 import gzip
 import json
 import os
 import subprocess
 import sys
+import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -293,6 +295,34 @@ def test_a_callback_that_raises_harms_nothing(tmp_path: Path, caplog: pytest.Log
 
     asyncio.run(once())
     assert "from the callback" in caplog.text
+
+
+def test_a_log_locked_by_somebody_is_not_tried_all_the_time(tmp_path: Path) -> None:
+    """While the lock is held a due log is looked at twice a second; it is rotated after that."""
+
+    async def once() -> float:
+        told = asyncio.Event()
+        keeper = LogKeeper(lambda _name, _detail: told.set())
+        keeper.open()
+        fd, _ = logfiles.open_for_worker(tmp_path, split_stderr=False)
+        holder = os.open(tmp_path, os.O_RDONLY)
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        os.write(fd, numbered(0, 1000))
+        os.close(fd)
+        keeper.watch("a", tmp_path, Log(max_bytes=8192, keep=1000, compress=False))
+        before = time.process_time()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):  # the measurement itself
+                await told.wait()
+        spent = time.process_time() - before
+        os.close(holder)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await told.wait()
+        keeper.close()
+        return spent
+
+    assert asyncio.run(once()) < 0.2
+    assert_numbered(by_hand(tmp_path), 1000)
 
 
 def test_a_stderr_log_of_its_own_is_rotated_too(tmp_path: Path) -> None:

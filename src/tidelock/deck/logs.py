@@ -139,7 +139,8 @@ class LogKeeper:
 
     def watch(self, name: str, log_dir: Path, policy: Log) -> None:
         """Keep the log of ``name`` within ``policy`` from now on; also one written by a worker of an earlier owner."""
-        self.unwatch(name)
+        if name in self._logs:
+            self.unwatch(name)
         self._watch(name, _Watched(name, str(log_dir), policy))
         if policy.split_stderr:
             self._watch(_stderr(name), _Watched(name, str(log_dir / STDERR), policy))
@@ -187,7 +188,8 @@ class LogKeeper:
         found = watched.stat()
         if found is None:
             return
-        watched.position = self._position(watched, found.st_size)
+        # The ledger is read at the first look: most logs have none, and most workers are silent.
+        watched.position = found.st_size
         # As if after a silence: the first line of a worker may be the first of many.
         watched.looked_at = self._now() - _SLOW_LOOK_SECONDS
         if os.path.exists(f"{watched.log_dir}/{BUSY}"):  # noqa: PTH110 - a hot path at ten thousand workers
@@ -247,6 +249,8 @@ class LogKeeper:
         found = watched.stat()
         if found is None:
             return
+        if watched.ledger is None:  # the first look: until now only the size was known
+            before = self._position(watched, before)
         position = self._position(watched, found.st_size)
         watched.position, watched.looked_at = position, now
         if position != before:
@@ -379,7 +383,12 @@ class LogKeeper:
         watched.in_hand = False
         if watched.gone:
             return
+        first = watched.ledger is None
         watched.ledger = None
+        size = found.st_size if (found := watched.stat()) else 0
+        position = self._position(watched, size)
+        if first:
+            watched.position = position
         if error is not None:
             self._say(
                 f"failed {watched.name}",
@@ -387,9 +396,12 @@ class LogKeeper:
             )
             self._look_later(watched, self._now() + _STALLED_LOOK_SECONDS)
             return
-        if rotation is not None:
-            self._said.discard(f"failed {watched.name}")
-            self._reports.add(watched.name, rotation, self._warning(watched, rotation))
+        if rotation is None:
+            # Nothing could be done yet (less than a block, or somebody holds the lock): not at once again.
+            self._look_later(watched, self._now() + _SLOW_LOOK_SECONDS)
+            return
+        self._said.discard(f"failed {watched.name}")
+        self._reports.add(watched.name, rotation, self._warning(watched, rotation))
         self._look(watched)
 
     def _warning(self, watched: "_Watched", rotation: Rotation) -> str | None:
