@@ -6,6 +6,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 mpl.use("svg")  # no display, and fonts stay text: small files that can be searched
 
@@ -55,6 +56,9 @@ def growth(
         axes.annotate("bar", (1, bar), xycoords=("axes fraction", "data"), xytext=(3, -2), textcoords="offset points")
     axes.set_xscale("log")
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(_plain))
+        axis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("workers")
     axes.set_ylabel(ylabel)
     _finish(figure, axes, title, path)
@@ -65,12 +69,18 @@ def bars(path: Path, values: Mapping[str, float], title: str, xlabel: str, *, lo
     names = sorted(values, key=lambda name: -values[name])
     figure, axes = plt.subplots(figsize=(7.2, 0.6 + 0.32 * len(names)))
     drawn = axes.barh(names, [values[name] for name in names], color=[_COLOURS.get(name, "#000000") for name in names])
-    axes.bar_label(drawn, labels=[f"{values[name]:,.3g}" for name in names], padding=3)
+    axes.bar_label(drawn, labels=[_plain(values[name]) for name in names], padding=3)
     if logarithmic:
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(_plain))
     axes.margins(x=0.15)
     axes.set_xlabel(xlabel)
     _finish(figure, axes, title, path, legend=False)
+
+
+def _plain(value: float, _position: int = 0) -> str:
+    """A number as people write it: 0.35, 4.7, 120, 5,000."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _finish(figure: Figure, axes: Axes, title: str, path: Path, *, legend: bool = True) -> None:

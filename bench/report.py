@@ -108,10 +108,9 @@ def _spawn(results: Results) -> str:
 def _memory(results: Results) -> str:
     rows = []
     for driver, size, result in _largest_common(results):
-        grown = (result.median("pss_full") - result.median("pss_empty")) / size
-        cells = [f"{size:,}", f"{result.median('pss_full') / 1e6:.1f}", f"{grown / 1024:.1f}"]
+        cells = [f"{size:,}", f"{result.median('pss_full') / 1e6:.1f}", f"{_kib_per_worker(results, driver, size):.1f}"]
         rows.append([_name(driver), *cells])
-    return _table(["", "workers", "in all, MB PSS", "KiB per worker over the empty manager"], rows)
+    return _table(["", "workers", "in all, MB PSS", "KiB per worker"], rows)
 
 
 def _idle(results: Results) -> str:
@@ -213,10 +212,9 @@ def _draw(results: Results, images: Path) -> None:
     _draw_growth(
         results, "adopt", "open_ms", images / "bench-adopt.svg", "Opening again with live workers", "ms per worker"
     )
-    per_worker = {}
-    for driver, size, result in _largest_common(results):
-        grown = (result.median("pss_full") - result.median("pss_empty")) / size / 1024
-        per_worker[driver] = max(grown, 0.01)
+    per_worker = {
+        driver: max(_kib_per_worker(results, driver, size), 0.01) for driver, size, _ in _largest_common(results)
+    }
     if per_worker:
         plots.bars(images / "bench-memory.svg", per_worker, "Manager's memory per worker", "KiB PSS per worker")
     delays = {key.driver: statistics.median(_delays(result)) for key, result in _of(results, "restart")}
@@ -248,6 +246,16 @@ def _largest_common(results: Results) -> list[tuple[str, int, Result]]:
         if size is not None:
             found.append((driver, size, results[Key("spawn", driver, size)]))
     return found
+
+
+def _kib_per_worker(results: Results, driver: str, size: int) -> float:
+    """What each worker adds: over the empty manager, or, where there is no empty one, over its smallest size."""
+    full = results[Key("spawn", driver, size)]
+    empty, count = full.median("pss_empty"), 0
+    smallest = min(key.count for key in results if _starts(key, driver))
+    if empty == 0 and smallest < size:
+        empty, count = results[Key("spawn", driver, smallest)].median("pss_full"), smallest
+    return (full.median("pss_full") - empty) / (size - count) / 1024
 
 
 def _ratio_size(results: Results) -> int:
