@@ -32,7 +32,7 @@ from msgspec import UNSET
 from tidelock import __version__
 from tidelock.config import spec_from_template
 from tidelock.deck import logs as deck_logs
-from tidelock.errors import SpecError, TidelockError
+from tidelock.errors import NameRefused, SpecError, TidelockError, UnknownWorker
 from tidelock.kernel import logreader
 from tidelock.model import Event, EventKind, Secret, State, WorkerSpec, WorkerStatus, worker_name
 from tidelock.server import applying, metrics
@@ -139,7 +139,8 @@ async def list_workers(
 ) -> Response[WorkerPage | None]:
     """All workers, or a page of them. The weak ETag changes with everything but uptime, cpu and memory."""
     services = _services(request)
-    chosen = [status for status in await services.deck.list() if _is_chosen(status, q, label, names)]
+    everyone = await services.deck.list() if names is None else await _statuses(services, names)
+    chosen = [status for status in everyone if _is_chosen(status, q, label)]
     counts = Counter(status.state for status in chosen)
     if wanted is not None:
         chosen = [status for status in chosen if status.state is wanted]
@@ -175,10 +176,10 @@ async def create_worker(
     """201 for a new worker, 200 for one that was known with the same spec, 409 for one with another."""
     services = _services(request)
     name = worker_name(data.name)
-    known = {status.name for status in await services.deck.list()}
+    known = await _statuses(services, name)
     spec = await asyncio.to_thread(_spec_of, data, services)
     status = await services.deck.start(name, spec, replace=replace)
-    made = HTTPStatus.OK if name in known else HTTPStatus.CREATED
+    made = HTTPStatus.OK if known else HTTPStatus.CREATED
     return Response(status, status_code=made, headers={"location": f"/api/v1/workers/{quote(name)}"})
 
 
@@ -211,8 +212,8 @@ async def show_detail(request: Asked, name: Name) -> WorkerDetail:
         ProcessView(info.pid, info.ppid, info.name, info.command, info.state, info.rss_bytes)
         for info in await deck.tree(name)
     ]
-    crashes = [event.at for event in await deck.events(worker=name) if event.kind is EventKind.CRASHED]
-    return WorkerDetail(status, _view(spec), layers, tree, crashes[-100:])
+    crashes = [datetime.fromtimestamp(second, UTC) for second in await deck.crash_times(name)]
+    return WorkerDetail(status, _view(spec), layers, tree, crashes)
 
 
 @post(
@@ -329,8 +330,7 @@ async def download_logs(request: Asked, name: Name) -> Stream:
 async def show_last_lines(request: Asked, names: Names) -> dict[str, str | None]:
     """The last line that is not empty, cut at 300 characters; null where there is none."""
     services = _services(request)
-    known = {status.name for status in await services.deck.list()}
-    asked = [name for name in names.split(",")[:500] if name in known]
+    asked = [status.name for status in await _statuses(services, names)][:500]
 
     def read() -> dict[str, str | None]:
         found: dict[str, str | None] = {}
@@ -437,8 +437,7 @@ async def show_samples(
 ) -> dict[str, Series]:
     """Asking counts as watching for fifteen seconds."""
     services = _services(request)
-    known = {status.name for status in await services.deck.list()}
-    return services.sampler.watch([name for name in names.split(",")[:500] if name in known], since, points)
+    return services.sampler.watch([status.name for status in await _statuses(services, names)][:500], since, points)
 
 
 @get("/metrics", responses=_READS, media_type="text/plain", summary="Prometheus metrics", tags=["deck"])
@@ -518,9 +517,16 @@ def _services(request: Asked) -> Services:
     return services
 
 
-def _is_chosen(status: WorkerStatus, q: str | None, label: str | None, names: str | None) -> bool:
-    if names is not None and status.name not in names.split(","):
-        return False
+async def _statuses(services: Services, names: str) -> list[WorkerStatus]:
+    """Those of the named workers that exist; a page that shows thirty of ten thousand asks for thirty."""
+    found = []
+    for name in dict.fromkeys(names.split(",")):
+        with contextlib.suppress(UnknownWorker, NameRefused):
+            found.append(await services.deck.status(name))
+    return found
+
+
+def _is_chosen(status: WorkerStatus, q: str | None, label: str | None) -> bool:
     if q is not None and q.casefold() not in status.name.casefold():
         return False
     if label is None:

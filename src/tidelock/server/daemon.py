@@ -197,7 +197,7 @@ class _Daemon:
         logging.shutdown()
         self._out.flush()
         environment = {**os.environ, **deck.prepare_reexec(), REEXEC_ENV: json.dumps(carried)}
-        os.execve(sys.executable, sys.orig_argv, environment)  # noqa: S606 - the same command line, by its own path
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - the same command line, by its own path
 
     async def _say_leaving(self, deck: AsyncDeck) -> None:
         statuses = [status for status in await deck.list() if status.state in _ALIVE]

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from tidelock.deck import AsyncDeck
+from tidelock.errors import UnknownWorker
+from tidelock.model import WorkerStatus
 from tidelock.server.documents import Series
 
 KEPT_SECONDS: Final = 3600.0
@@ -101,13 +103,24 @@ class Sampler:
 
     async def _sample(self) -> None:
         at = time.time()  # noqa: TID251 - the page draws these against its own wall clock
-        statuses = await self._deck.list()
-        known = {status.name for status in statuses}
+        if self._always_seconds is not None:
+            statuses = await self._deck.list()
+            for gone in self._rings.keys() - {status.name for status in statuses}:
+                del self._rings[gone]
+        else:
+            statuses = await self._watched()
         for status in statuses:
-            if self._always_seconds is not None or status.name in self._watched_until:
-                self._rings.setdefault(status.name, _Ring()).add(at, status.cpu_percent, status.rss_bytes)
-        for gone in self._rings.keys() - known:
-            del self._rings[gone]
+            self._rings.setdefault(status.name, _Ring()).add(at, status.cpu_percent, status.rss_bytes)
+
+    async def _watched(self) -> list[WorkerStatus]:
+        found = []
+        for name in list(self._watched_until):
+            try:
+                found.append(await self._deck.status(name))
+            except UnknownWorker:
+                self._rings.pop(name, None)
+                self._watched_until.pop(name, None)
+        return found
 
     def _sampled(self, task: asyncio.Task[None]) -> None:
         self._sampling = None
