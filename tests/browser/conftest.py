@@ -38,6 +38,7 @@ command = [{sys.executable!r}, {WORKER!r}, "echo", "from a template"]
 command = [{sys.executable!r}, {WORKER!r}, "quiet"]
 """
 
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator["Browser"]:
     """One Chromium for the session, with an empty profile."""

@@ -43,7 +43,9 @@ def test_axe_finds_nothing_serious(fresh_page: Page, daemon: Daemon, scheme: str
     for size in ({"width": 1440, "height": 900}, {"width": 360, "height": 740}):
         fresh_page.set_viewport_size(size)  # type: ignore[arg-type]
         found += _findings(fresh_page)
-        assert fresh_page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"the deck scrolls sideways at {size}"
+        assert fresh_page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+            f"the deck scrolls sideways at {size}"
+        )
     fresh_page.set_viewport_size({"width": 1440, "height": 900})
     row(fresh_page, "alice").get_by_role("button", name="Remove alice").click()
     found += _findings(fresh_page)
@@ -64,7 +66,9 @@ def test_axe_finds_nothing_serious(fresh_page: Page, daemon: Daemon, scheme: str
         for size in ({"width": 1440, "height": 900}, {"width": 360, "height": 740}):
             fresh_page.set_viewport_size(size)  # type: ignore[arg-type]
             found += [f"{address}: {finding}" for finding in _findings(fresh_page)]
-            assert fresh_page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{address} scrolls sideways at {size}"
+            assert fresh_page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+                f"{address} scrolls sideways at {size}"
+            )
         fresh_page.set_viewport_size({"width": 1440, "height": 900})
     assert not found, "\n".join(found)
 

@@ -81,7 +81,9 @@ def test_a_refusal_stands_at_its_field(
     assert daemon.names() <= {"ok"}
 
 
-def test_another_spec_for_a_known_name_asks_before_it_replaces(page: Page, daemon: Daemon, complaints: Complaints) -> None:
+def test_another_spec_for_a_known_name_asks_before_it_replaces(
+    page: Page, daemon: Daemon, complaints: Complaints
+) -> None:
     """The conflict is explained; only the second yes replaces the worker."""
     complaints.expect("409")
     first = daemon.start("alice", worker("quiet"))

@@ -17,7 +17,7 @@ def _focused(page: Page) -> str:
 
 
 def test_moving_and_acting(page: Page, daemon: Daemon) -> None:
-    """j k move, x stops after a question, s starts, r restarts, Space selects, Enter opens, Escape leaves."""
+    """J k move, x stops after a question, s starts, r restarts, Space selects, Enter opens, Escape leaves."""
     for name in ("ann", "ben", "cid"):
         daemon.start(name, worker("quiet"))
     expect(page.locator(".worker-row")).to_have_count(3)
@@ -115,11 +115,19 @@ def test_tab_reaches_every_part_of_the_deck_in_order(fresh_page: Page, daemon: D
     seen: list[str] = []
     for _ in range(40):
         fresh_page.keyboard.press("Tab")
-        label = fresh_page.evaluate("(() => { const e = document.activeElement; return e === document.body ? 'END' : (e.getAttribute('aria-label') || e.dataset.worker || e.textContent || e.type || '').trim().slice(0, 40); })()")
+        label = fresh_page.evaluate(
+            """() => {
+                const at = document.activeElement;
+                if (at === document.body) return 'END';
+                return (at.getAttribute('aria-label') || at.dataset.worker || at.textContent || at.type).trim();
+            }"""
+        )
         seen.append(label)
         if label == "END":
             break
     assert seen[0] == "Skip to content"
     for part in ("Events", "Keyboard help", "Group by template", "ann", "Stop ann", "Restart ann", "Remove ann"):
         assert any(part in label for label in seen), f"{part} not reached: {seen}"
-    assert not any("Stop ben" in label for label in seen), "one row's actions at a time: the others are reached by j and k"
+    assert not any("Stop ben" in label for label in seen), (
+        "one row's actions at a time: the others are reached by j and k"
+    )

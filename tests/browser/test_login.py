@@ -72,7 +72,9 @@ def test_the_page_forbids_everything_it_does_not_need(daemon: Daemon) -> None:
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize("path", ["../__init__.py", "..%2f__init__.py", "%2e%2e/__init__.py", "vendor/VERSIONS", "core", ""])
+@pytest.mark.parametrize(
+    "path", ["../__init__.py", "..%2f__init__.py", "%2e%2e/__init__.py", "vendor/VERSIONS", "core", ""]
+)
 def test_static_serves_only_the_pages_own_files(daemon: Daemon, path: str) -> None:
     """Neither a path that climbs out, nor a folder, nor a file that is not part of the page is served."""
     answer = httpx.get(f"{daemon.base}/static/x/{path}")

@@ -63,9 +63,7 @@ def test_a_daemon_that_is_killed_and_comes_back(
         assert heard[-1] >= last
 
 
-def test_the_worker_view_comes_back_too(
-    new_page: Callable[..., Page], tmp_path: Path, complaints: Complaints
-) -> None:
+def test_the_worker_view_comes_back_too(new_page: Callable[..., Page], tmp_path: Path, complaints: Complaints) -> None:
     """A log that is being followed goes on after the daemon left and came back, without doubled lines."""
     complaints.expect(REFUSED)
     with daemon_at(tmp_path / "state") as daemon:

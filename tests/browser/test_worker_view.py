@@ -87,7 +87,8 @@ def test_ten_thousand_lines_are_read_without_a_stall(page: Page, daemon: Daemon)
     paper = page.get_by_role("log")
     expect(paper.locator(".log-line").last).to_have_text("line 29999 of many")
     assert paper.locator(".log-line").count() <= 10_000
-    assert page.evaluate("() => { const p = document.querySelector('.log-paper'); return p.scrollHeight - p.clientHeight - p.scrollTop; }") < 40
+    below = paper.evaluate("paper => paper.scrollHeight - paper.clientHeight - paper.scrollTop")
+    assert below < 40, "the end of the log is in sight"
 
 
 def test_layers_processes_environment_and_spec(page: Page, daemon: Daemon) -> None:

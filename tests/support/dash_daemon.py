@@ -25,7 +25,7 @@ class Daemon:
     def __init__(self, state_dir: Path, config: Path | None = None) -> None:
         self.state_dir = state_dir
         self.config = config
-        self.port = _free_port()
+        self.port = free_port()
         self.base = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
         self._client: httpx.Client | None = None
@@ -145,7 +145,8 @@ def daemon_at(state_dir: Path, config: Path | None = None) -> Iterator[Daemon]:
         daemon.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nobody listens on just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -41,6 +41,10 @@ def main(kind: str) -> None:
             signal.pause()
         case "busy":
             _busy()
+        case "refuse":
+            print("\x1b[32mINFO\x1b[0m  connecting to the API")
+            print("\x1b[1;31mERROR\x1b[0m 401 Unauthorized: the token was revoked", flush=True)
+            sys.exit(1)
         case _:
             raise SystemExit(f"no such worker: {kind}")
 
@@ -70,8 +74,11 @@ def _busy() -> None:
         level = levels[number % 4 if number % 7 == 0 else 0]
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         took = sum(i * i for i in range(20_000 + 9_000 * (number % 5))) % 90 + 4
-        print(f"\x1b[2m{stamp}\x1b[0m {level} update \x1b[1m{482_000 + number % 9000}\x1b[0m "
-              f"from chat {number * 31 % 977}: handled in {took} ms", flush=True)
+        print(
+            f"\x1b[2m{stamp}\x1b[0m {level} update \x1b[1m{482_000 + number % 9000}\x1b[0m "
+            f"from chat {number * 31 % 977}: handled in {took} ms",
+            flush=True,
+        )
         ballast[number % len(ballast)] = 1
         time.sleep(0.4)
 

@@ -1,10 +1,13 @@
 """The page: an HTML shell, its ES modules and its style sheets, served as they lie in this folder.
 
-Owns the routes ``/`` and ``/static/…`` and the security headers on them. Promises that nothing here holds data of a
-deck (so both need no login: the page asks the API, and shows its login form when the API says 401), that nothing
-is built (a file that is changed is served changed: the address of every file carries a digest of all of them, so a
-browser keeps what it has for as long as it is true, and an upgraded daemon never meets yesterday's modules), and that the browser loads nothing from another host and runs
-no inline script or style: the Content-Security-Policy forbids both, and Trusted Types forbid writing markup as text.
+Owns the routes ``/`` and ``/static/…`` and the security headers on them. Promises:
+
+- nothing here holds data of a deck, so both need no login: the page asks the API, and shows its login form when the
+  API says 401;
+- nothing is built: a file that is changed is served changed. The address of every file carries a digest of all of
+  them, so a browser keeps what it has for as long as it is true, and an upgraded daemon never meets old modules;
+- the browser loads nothing from another host and runs no inline script or style: the Content-Security-Policy forbids
+  both, and Trusted Types forbid making markup out of text.
 """
 
 from functools import lru_cache
@@ -24,21 +27,20 @@ from tidelock import __version__
 _HERE: Final = Path(__file__).resolve().parent
 _STATIC: Final = _HERE / "static"
 
-CONTENT_SECURITY_POLICY: Final = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "manifest-src 'self'",
-        "form-action 'self'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    )
+_RULES: Final = (
+    "default-src 'none'",
+    "script-src 'self'",
+    "style-src 'self'",
+    "img-src 'self'",
+    "connect-src 'self'",
+    "manifest-src 'self'",
+    "form-action 'self'",
+    "base-uri 'none'",
+    "frame-ancestors 'none'",
+    "require-trusted-types-for 'script'",
+    "trusted-types 'none'",
 )
+CONTENT_SECURITY_POLICY: Final = "; ".join(_RULES)
 
 _HEADERS: Final = {
     "content-security-policy": CONTENT_SECURITY_POLICY,

@@ -69,11 +69,12 @@ export function detail(event) {
     if (value === null || value === undefined || value === '') continue;
     if (key === 'exit' && typeof value === 'object') parts.push(exit(value).text);
     else if (typeof value === 'object') parts.push(`${words(key)} ${JSON.stringify(value)}`);
-    else if (typeof value === 'number' && key.endsWith('_seconds')) parts.push(`${words(key.slice(0, -8))} ${Number(value.toFixed(2))} s`);
+    else if (typeof value === 'number' && key.endsWith('_seconds')) parts.push(`${SPANS[key] || words(key.slice(0, -8))} ${Number(value.toFixed(2))} s`);
     else if (['message', 'text', 'reason', 'why'].includes(key)) parts.push(String(value));
     else parts.push(`${words(key)} ${value}`);
   }
   return parts.join(' · ');
 }
 
+const SPANS = { uptime_seconds: 'after', delay_seconds: 'next start in' };
 const words = (key) => key.replaceAll('_', ' ');

@@ -72,6 +72,8 @@ function Plot({ title, at, values, format, stroke, floor }) {
 
 const data = (at, values) => [at, values];
 
+const clock = (seconds, precise) => new Date(seconds * 1000).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', second: precise ? '2-digit' : undefined, hour12: false });
+
 function options(holder, format, stroke, floor) {
   const style = getComputedStyle(document.documentElement);
   const colour = (token) => style.getPropertyValue(token).trim();
@@ -87,7 +89,7 @@ function options(holder, format, stroke, floor) {
       y: { range: (_u, _low, high) => [0, Math.max(floor, (high || 0) * 1.15)] },
     },
     axes: [
-      { ...axis, size: 22, space: 70, values: (_u, splits) => splits.map((s) => new Date(s * 1000).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', hour12: false })) },
+      { ...axis, size: 22, space: 70, values: (_u, splits, _axis, _space, step) => splits.map((s) => clock(s, step < 60)) },
       { ...axis, size: 58, space: 34, values: (_u, splits) => splits.map((s) => format(s)) },
     ],
     series: [{}, { stroke: colour(stroke), width: 1.5, fill: colour(`${stroke}-wash`), points: { show: false }, spanGaps: false }],

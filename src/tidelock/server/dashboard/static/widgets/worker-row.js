@@ -33,11 +33,10 @@ export class WorkerRow extends Component {
         <div role="gridcell" class="c-name">
           <${Phase} state=${status.state} />
           <div class="name-lines">
-            <a href=${linkToWorker(status.name)} class="name" tabindex=${tab} title=${status.name}>${status.name}</a>
+            <span class="name-line"><a href=${linkToWorker(status.name)} class="name" tabindex=${tab} title=${status.name}>${status.name}</a>${label && html`<span class="label-tag" title="Template">${label}</span>`}</span>
             <span class="under"><span class="state-text state-${status.state}">${status.state}</span>
               ${status.backoff_until && status.state === 'backoff' && html` <${Countdown} until=${status.backoff_until} />`}
-              <span class="sep">·</span>${status.lifetime}<span class="sep">·</span>${status.adopted ? 'adopted' : 'own'}
-              ${label && html`<span class="sep">·</span><span class="label-tag">${label}</span>`}</span>
+              <span class="sep">·</span>${status.lifetime}<span class="sep">·</span>${status.adopted ? 'adopted' : 'own'}</span>
           </div>
         </div>
         <div role="gridcell" class="c-pid num">${status.pid ?? html`<span class="quiet">–</span>`}</div>
