@@ -169,18 +169,23 @@ class Deck:
         return asyncio.run_coroutine_threadsafe(verb, self._loop).result()
 
     def _run_loop(self) -> None:
-        assert self._loop is not None  # noqa: S101 - set before the thread starts
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        """The thread's whole life. It also closes the loop: the caller's thread may have a running loop of its own."""
+        loop = self._loop
+        assert loop is not None  # noqa: S101 - set before the thread starts
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
 
     def _end_loop(self) -> None:
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
             self._thread.join()
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.run_until_complete(loop.shutdown_default_executor())
-            loop.close()
 
 
 async def _soon(function: Callable[..., _Answer], *arguments: Any) -> _Answer:

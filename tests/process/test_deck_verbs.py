@@ -1,0 +1,457 @@
+"""Every verb of the deck, from a caller's side."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.deck_owner import until
+from tidelock import (
+    AsyncDeck,
+    Deck,
+    Exited,
+    Limits,
+    LimitUnavailable,
+    Log,
+    NameRefused,
+    Restart,
+    Secret,
+    SpecChanged,
+    SpecError,
+    State,
+    Stop,
+    UnknownWorker,
+    WorkerFailed,
+    WorkerSpec,
+)
+from tidelock.errors import DeckClosed, DeckOwned, LockConflict, SpawnFailed
+from tidelock.kernel import flock
+from tidelock.model import Event
+
+FOREVER = ["sleep", "1000"]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A state directory that does not exist yet."""
+    return tmp_path / "state"
+
+
+def test_start_returns_a_running_worker(state: Path) -> None:
+    """Its program has been exec'ed, in its own directory, and everything on disk is closed to others."""
+    with Deck(state) as deck:
+        status = deck.start("alice", FOREVER, env={"TZ": "UTC"})
+        assert status.state == "running"
+        assert status.pid is not None
+        assert Path(f"/proc/{status.pid}/cwd").readlink() == state / "workers" / "alice" / "data"
+        assert state.stat().st_mode & 0o777 == 0o700
+        names = {entry.name for entry in state.iterdir()}
+        assert {"deck.lock", "deck.db", "workers"} <= names
+        assert {"lock", "log", "data", "secrets"} <= {entry.name for entry in (state / "workers" / "alice").iterdir()}
+        deck.stop_all()
+
+
+def test_start_is_idempotent_and_refuses_another_spec(state: Path) -> None:
+    """The same spec: the same process. Another one: an error that names the fields, unless replace is asked for."""
+    with Deck(state) as deck:
+        first = deck.start("alice", FOREVER, env={"A": "1"})
+        assert deck.start("alice", FOREVER, env={"A": "1"}).pid == first.pid
+        assert deck.start("alice").pid == first.pid
+        with pytest.raises(SpecChanged, match="env"):
+            deck.start("alice", FOREVER, env={"A": "2"})
+        with pytest.raises(SpecChanged, match="secrets"):
+            deck.start("alice", FOREVER, env={"A": "1"}, secrets={"T": "x"})
+        assert deck.status("alice").pid == first.pid
+        second = deck.start("alice", FOREVER, env={"A": "2"}, replace=True)
+        assert second.pid != first.pid
+        deck.stop_all()
+
+
+def test_a_changed_secret_value_is_a_changed_spec(state: Path) -> None:
+    """The registry does not hold the value, and still a new value is not overlooked."""
+    with Deck(state) as deck:
+        deck.start("alice", FOREVER, secrets={"T": "one"})
+        deck.start("alice", FOREVER, secrets={"T": "one"})
+        with pytest.raises(SpecChanged, match="secrets"):
+            deck.start("alice", FOREVER, secrets={"T": "two"})
+        deck.start("alice", FOREVER, secrets={"T": "two"}, replace=True)
+        assert (state / "workers/alice/secrets/T").read_text() == "two"
+        deck.stop_all()
+
+
+def test_secrets_reach_the_worker_and_nobody_else(state: Path) -> None:
+    """A 0600 file in $CREDENTIALS_DIRECTORY, or env if asked; not in the registry, events, status or command line."""
+    with Deck(state) as deck:
+        command = ["sh", "-c", "cat $CREDENTIALS_DIRECTORY/FILE; echo; echo $ENV; exec sleep 1000"]
+        deck.start("alice", command, secrets={"FILE": "in-a-file", "ENV": Secret("in-env", env=True)})
+        until(lambda: {"in-a-file", "in-env"} <= set(deck.logs("alice")))
+        path = state / "workers/alice/secrets/FILE"
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert deck.spec("alice").secrets["FILE"].value is None
+        assert "in-a-file" not in repr(deck.list()) + repr(deck.events()) + repr(deck.spec("alice"))
+        deck.stop_all()
+    for file in state.glob("deck.db*"):
+        assert b"in-a-file" not in file.read_bytes()
+        assert b"in-env" not in file.read_bytes()
+
+
+def test_integers_are_names_and_bad_names_are_refused(state: Path) -> None:
+    """Nothing is written for a name that is refused, and none can leave the state directory."""
+    with Deck(state) as deck:
+        assert deck.start(42, FOREVER).name == "42"
+        for bad in ("", ".", "..", "a/b", "../x", "a b", "ü", "x" * 129, None, True, b"x", "a\n", "a\0"):
+            with pytest.raises(NameRefused):
+                deck.start(bad, FOREVER)  # type: ignore[arg-type]
+        assert [entry.name for entry in (state / "workers").iterdir()] == ["42"]
+        deck.stop_all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"command": "sleep 1"}, "command"),
+        ({"command": []}, "command"),
+        ({"comand": 1}, "comand"),
+        ({"env": {"A": 1}}, "env"),
+        ({"env": {"A=B": "x"}}, "env"),
+        ({"env": {"TIDELOCK_COOKIE": "x"}}, "TIDELOCK_COOKIE"),
+        ({"lifetime": "forever"}, "lifetime"),
+        ({"umask": 0o1000}, "umask"),
+        ({"user": "no-such-user"}, "user"),
+        ({"labels": {"a": 1}}, "labels"),
+        ({"stop": 5}, "stop"),
+    ],
+)
+def test_a_bad_spec_says_which_field_and_writes_nothing(state: Path, fields: dict[str, object], named: str) -> None:
+    """Field, what was given, what is accepted; no directory, no record."""
+    given = dict(fields)
+    command = given.pop("command", FOREVER)
+    with Deck(state) as deck:
+        with pytest.raises(SpecError, match=named) as caught:
+            deck.start("alice", command, **given)  # type: ignore[arg-type]
+        assert "accepted" in str(caught.value)
+        assert deck.list() == []
+        assert list((state / "workers").iterdir()) == []
+
+
+def test_values_are_validated_when_they_are_made() -> None:
+    """A policy that cannot work is refused at its own line, not at some restart at night."""
+    for make in (
+        lambda: Restart("sometimes"),  # type: ignore[arg-type]
+        lambda: Restart(max_crashes=-1),
+        lambda: Restart(backoff_seconds=5, backoff_cap_seconds=1),
+        lambda: Restart(window_seconds=float("nan")),
+        lambda: Stop("NOSUCH"),
+        lambda: Stop(grace_seconds=-1),
+        lambda: Log(max_bytes=1),
+        lambda: Limits(nice=99),
+        lambda: Limits(open_files=True),
+    ):
+        with pytest.raises(SpecError):
+            make()
+    assert Stop("sigint").signal == "INT"
+
+
+def test_a_program_that_cannot_run_leaves_no_worker(state: Path) -> None:
+    """The error names it; there is no record, no directory, no process."""
+    with Deck(state) as deck:
+        with pytest.raises(SpawnFailed, match="/no/such"):
+            deck.start("alice", ["/no/such"])
+        assert deck.list() == []
+        with pytest.raises(UnknownWorker):
+            deck.status("alice")
+
+
+def test_unknown_names_get_a_suggestion(state: Path) -> None:
+    """A typing error costs one look."""
+    with Deck(state) as deck:
+        deck.start("alice", FOREVER)
+        with pytest.raises(UnknownWorker, match="did you mean 'alice'"):
+            deck.stop("alcie")
+        deck.stop_all()
+
+
+def test_stop_tells_who_needed_killing(state: Path) -> None:
+    """A killed event names what survived SIGTERM, and the worker is stopped all the same."""
+    with Deck(state) as deck:
+        command = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1000; done"]
+        deck.start("deaf", command, stop=Stop(grace_seconds=0.3))
+        until(lambda: "ready" in deck.logs("deaf"))
+        status = deck.stop("deaf")
+        assert status.state is State.STOPPED
+        killed = [event for event in deck.events(worker="deaf") if event.kind == "killed"]
+        assert len(killed) == 1
+        assert any("sleep" in one["command"] or "sh" in one["command"] for one in killed[0].detail["survivors"])
+        kinds = [event.kind.value for event in deck.events(worker="deaf")]
+        assert kinds == ["started", "stopping", "killed", "stopped"]
+
+
+def test_the_breaker_trips_and_waits_for_a_person(state: Path) -> None:
+    """More crashes than allowed: failed, also for the next owner; reset starts it again."""
+    spec = WorkerSpec.of(["sh", "-c", "exit 3"], restart=Restart(max_crashes=2, backoff_seconds=0))
+    with Deck(state) as deck:
+        deck.start("crashy", spec)
+        until(lambda: deck.status("crashy").state is State.FAILED)
+        assert deck.status("crashy").crashes == 3
+        assert deck.status("crashy").exit == Exited(3)
+        with pytest.raises(WorkerFailed, match="reset"):
+            deck.start("crashy", spec)
+    with Deck(state) as deck:
+        assert deck.status("crashy").state is State.FAILED
+        deck.reset("crashy")
+        until(lambda: deck.status("crashy").state is State.FAILED)
+        kinds = [event.kind.value for event in deck.events(worker="crashy")]
+        assert kinds.count("failed") == 2
+        assert "reset" in kinds
+
+
+def test_a_backoff_deadline_survives_the_owner(state: Path) -> None:
+    """The wait is recorded: a new owner neither forgets it nor begins it anew."""
+    with Deck(state) as deck:
+        deck.start("slow", ["sh", "-c", "exit 1"], restart=Restart(backoff_seconds=1000, backoff_cap_seconds=1000))
+        until(lambda: deck.status("slow").state is State.BACKOFF)
+        until_before = deck.status("slow").backoff_until
+    with Deck(state) as deck:
+        status = deck.status("slow")
+        assert status.state is State.BACKOFF
+        assert until_before is not None
+        assert status.backoff_until is not None
+        assert abs((status.backoff_until - until_before).total_seconds()) < 1
+        assert deck.stop("slow").state is State.STOPPED, "a stop is heard while it waits"
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "ends_as"),
+    [("on-failure", 0, State.EXITED), ("never", 1, State.EXITED), ("on-failure", 1, State.FAILED)],
+)
+def test_policies(state: Path, policy: str, code: int, ends_as: State) -> None:
+    """A success rests under on-failure; never rests always; failures end in the breaker."""
+    with Deck(state) as deck:
+        restart = Restart(policy, max_crashes=1, backoff_seconds=0)  # type: ignore[arg-type]
+        deck.start("one", ["sh", "-c", f"exit {code}"], restart=restart)
+        until(lambda: deck.status("one").state is ends_as)
+    with Deck(state) as deck:
+        assert deck.status("one").state is ends_as, "and the next owner leaves it so"
+
+
+def test_always_restarts_a_success(state: Path) -> None:
+    """Under always an exit code of 0 is no reason to rest."""
+    with Deck(state) as deck:
+        deck.start("one", ["true"], restart=Restart("always", backoff_seconds=0.001))
+        until(lambda: deck.status("one").restarts >= 3)
+        assert deck.status("one").crashes == 0
+        deck.stop("one")
+
+
+def test_restart_and_remove(state: Path) -> None:
+    """Restart makes a new process with the same spec; remove leaves nothing of the worker but its events."""
+    with Deck(state) as deck:
+        first = deck.start("alice", FOREVER)
+        second = deck.restart("alice")
+        assert second.pid != first.pid
+        assert second.restarts == 1
+        deck.remove("alice")
+        assert deck.list() == []
+        assert list((state / "workers").iterdir()) == []
+        assert deck.events(worker="alice")[-1].detail == {"removed": True}
+
+
+def test_ports_are_stable_free_and_told(state: Path) -> None:
+    """port=True gives each worker its own port in PORT, the same one at each start."""
+    with Deck(state) as deck:
+        command = ["sh", "-c", "echo port=$PORT; exec sleep 1000"]
+        ports = {name: deck.start(name, command, port=True).port for name in ("a", "b", "c")}
+        assert len(set(ports.values())) == 3
+        until(lambda: f"port={ports['a']}" in deck.logs("a"))
+        assert deck.restart("a").port == ports["a"]
+        deck.stop_all()
+    with Deck(state) as deck:
+        assert deck.start("b").port == ports["b"]
+        deck.stop_all()
+
+
+def test_limits_are_applied_or_refused_never_ignored(state: Path) -> None:
+    """What this machine can do is done before the program runs; what it cannot is refused by name."""
+    code = "import resource,os;print(resource.getrlimit(resource.RLIMIT_NOFILE)[0],os.nice(0),flush=True)"
+    with Deck(state) as deck:
+        deck.start(
+            "a", [sys.executable, "-c", code + "\nimport time;time.sleep(999)"], limits=Limits(open_files=99, nice=7)
+        )
+        until(lambda: "99 7" in deck.logs("a"))
+        try:
+            deck.start("b", FOREVER, limits=Limits(memory_bytes=100_000_000))
+        except LimitUnavailable as err:
+            assert "limits.memory_bytes" in str(err)  # noqa: PT017 - both answers are right, on different machines
+            assert [status.name for status in deck.list()] == ["a"]
+        else:
+            assert deck.status("b").state is State.RUNNING
+        deck.stop_all()
+
+
+def test_a_lock_that_somebody_else_holds_is_a_conflict(state: Path) -> None:
+    """The error and the event name the holder; it is not touched, and there is no second copy."""
+    with Deck(state) as deck:
+        deck.start("alice", FOREVER)
+        deck.stop("alice")
+        lock_fd = flock.take(state / "workers/alice/lock")
+        assert lock_fd is not None
+        import subprocess
+
+        holder = subprocess.Popen(["sleep", "1000"], pass_fds=[lock_fd])
+        os.close(lock_fd)
+        try:
+            with pytest.raises(LockConflict, match=str(holder.pid)):
+                deck.start("alice")
+            assert holder.poll() is None
+            conflict = deck.events(worker="alice")[-1]
+            assert conflict.kind == "lock-conflict"
+            assert conflict.detail["pid"] == holder.pid
+        finally:
+            holder.kill()
+            holder.wait()
+        assert deck.start("alice").state is State.RUNNING
+        deck.stop_all()
+
+
+def test_a_foreign_process_is_taken_over_without_stopping_it(state: Path, tmp_path: Path) -> None:
+    """adopt: the same pid, shown and watched; when it dies it is started again from its command line."""
+    import subprocess
+
+    foreign = subprocess.Popen(FOREVER, cwd=tmp_path, start_new_session=True)
+    try:
+        with Deck(state) as deck:
+            status = deck.adopt("taken", foreign.pid, restart=Restart(backoff_seconds=0))
+            assert (status.pid, status.adopted, status.state) == (foreign.pid, True, State.RUNNING)
+            with pytest.raises(SpecError):
+                deck.adopt("again", foreign.pid)
+        assert foreign.poll() is None
+        with Deck(state) as deck:
+            assert deck.status("taken").pid == foreign.pid
+            foreign.kill()
+            until(lambda: deck.status("taken").restarts + 0 >= 1 or deck.status("taken").pid not in {None, foreign.pid})
+            assert deck.spec("taken").command == tuple(FOREVER)
+            deck.stop_all()
+    finally:
+        foreign.kill()
+        foreign.wait()
+
+
+def test_events_are_durable_ordered_and_replayable(state: Path) -> None:
+    """Ids grow by one without gaps, across owners; after= replays from there."""
+    with Deck(state) as deck:
+        deck.start("alice", FOREVER)
+        deck.stop("alice")
+    with Deck(state) as deck:
+        events = deck.events()
+        assert [event.id for event in events] == list(range(1, len(events) + 1))
+        assert [event.id for event in deck.events(after=2)] == list(range(3, len(events) + 1))
+        assert deck.events(after=1, limit=1)[0].id == 2
+        assert deck.last_event_id() == events[-1].id
+
+
+def test_a_raising_or_slow_callback_harms_nothing(state: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One callback raises, one never returns, one is well: verbs go on and the well one hears everything in order."""
+    import threading
+
+    heard: list[Event] = []
+    stuck = threading.Event()
+
+    def raising(event: Event) -> None:
+        raise RuntimeError("mine")
+
+    with Deck(state) as deck:
+        deck.on_event(raising)
+        deck.on_event(lambda _: stuck.wait(30))
+        unsubscribe = deck.on_event(heard.append)
+        deck.start("alice", FOREVER)
+        deck.stop("alice")
+        until(lambda: len(heard) >= 3)
+        assert [event.kind.value for event in heard[:3]] == ["started", "stopping", "stopped"]
+        unsubscribe()
+        deck.start("alice")
+        deck.stop("alice")
+        stuck.set()
+        until(lambda: "mine" in caplog.text, "the failure is reported")
+    assert len(heard) == 3
+
+
+def test_follow_streams_what_happens(state: Path) -> None:
+    """The asynchronous deck: old events from an id, then each new one as it happens."""
+
+    async def scenario() -> list[str]:
+        async with AsyncDeck(state) as deck:
+            await deck.start("alice", FOREVER)
+            seen = []
+
+            async def listen() -> None:
+                async for event in deck.follow(after=0):
+                    seen.append(event.kind.value)
+                    if event.kind == "stopped":
+                        return
+
+            listening = asyncio.ensure_future(listen())
+            await deck.stop("alice")
+            await asyncio.wait_for(listening, 30)
+            return seen
+
+    assert asyncio.run(scenario()) == ["owner-changed", "started", "stopping", "stopped"]
+
+
+def _log_of(deck: AsyncDeck, name: str) -> str:
+    return (deck.log_dir(name) / "current").read_text()
+
+
+def test_one_workers_backoff_or_grace_delays_nobody(state: Path) -> None:
+    """While one worker takes its grace, others start and stop."""
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            deaf = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1000; done"]
+            await deck.start("deaf", deaf, stop=Stop(grace_seconds=20))
+            await asyncio.to_thread(until, lambda: "ready" in _log_of(deck, "deaf"))
+            stopping = asyncio.ensure_future(deck.stop("deaf"))
+            await asyncio.sleep(0)
+            async with asyncio.timeout(15):
+                for number in range(5):
+                    await deck.start(f"w{number}", FOREVER)
+                    await deck.stop(f"w{number}")
+            assert not stopping.done()
+            pid = (await deck.status("deaf")).pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            for process in await deck.tree("deaf"):
+                os.kill(process.pid, signal.SIGKILL)
+            await stopping
+
+    asyncio.run(scenario())
+
+
+def test_a_second_owner_is_told_who_owns_the_deck(state: Path) -> None:
+    """DeckOwned names the pid, in the same process and in another one."""
+    with Deck(state) as deck:
+        with pytest.raises(DeckOwned, match=str(os.getpid())) as caught:
+            Deck(state)
+        assert caught.value.pid == os.getpid()
+        deck.start("still", FOREVER)
+        deck.stop("still")
+    with Deck(state):
+        pass
+    with pytest.raises(DeckClosed):
+        deck.list()
+
+
+def test_a_very_deep_state_directory_works(tmp_path: Path) -> None:
+    """A socket's address holds 107 bytes; the state directory may be deeper."""
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    with Deck(deep) as deck:
+        command = [
+            sys.executable,
+            "-c",
+            "from tidelock.child import notify\nnotify(STATUS='deep')\nimport time;time.sleep(999)",
+        ]
+        deck.start("alice", command)
+        until(lambda: deck.status("alice").status_text == "deep")
+        deck.stop_all()
