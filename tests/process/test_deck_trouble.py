@@ -46,8 +46,7 @@ def test_a_full_disk_fails_the_verb_and_harms_nobody(small_disk: Path) -> None:
             while True:
                 file.write(b"x" * 4096)
         with pytest.raises(TidelockError, match=r"disk is full|No space"):
-            for number in range(300):  # until the journal itself needs a new page
-                deck.start(f"w{number}", FOREVER)
+            _start_until_refused(deck)
         assert deck.status("first").pid == first.pid
         filler.unlink()
         assert deck.start("later", FOREVER).state is State.RUNNING
@@ -55,6 +54,12 @@ def test_a_full_disk_fails_the_verb_and_harms_nobody(small_disk: Path) -> None:
         assert {"first", "later"} <= alive
         deck.stop_all()
     assert not [s for s in peek(state).workers if s.pid is not None]
+
+
+def _start_until_refused(deck: Deck) -> None:
+    """Until the journal itself needs a page that is not there."""
+    for number in range(300):
+        deck.start(f"w{number}", FOREVER)
 
 
 def test_a_locked_registry_fails_the_verb_until_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
