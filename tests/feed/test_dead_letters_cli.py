@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,12 @@ def test_used_wrongly(inbox: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere.db").exists()
     (tmp_path / "text.db").write_text("not a database, not at all " * 100)
     assert "not a database" in feed("list", tmp_path / "text.db", exit_code=1)
+    with sqlite3.connect(tmp_path / "other.db") as connection:
+        connection.execute("CREATE TABLE mine (x)")
+    connection.close()
+    before = (tmp_path / "other.db").read_bytes()
+    assert "not an inbox" in feed("list", tmp_path / "other.db", exit_code=1)
+    assert (tmp_path / "other.db").read_bytes() == before
 
 
 def test_beside_a_bot_at_work(inbox: Path) -> None:

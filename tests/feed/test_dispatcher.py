@@ -1,6 +1,7 @@
 """From the inbox to the handlers: attempts, outcomes, crashes, dead letters."""
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tidelock.errors import FeedClosed, FeedError, SpecError
-from tidelock.feed import Dispatcher, Inbox, Record, Retry, Stream
+from tidelock.errors import FeedClosed, FeedError, InboxUnavailable, SpecError
+from tidelock.feed import Dispatcher, Inbox, Record, Retry, Stream, bell
+from tidelock.kernel import inotify
 
 AT_ONCE = Retry(seconds=0.0, cap_seconds=0.0)
 
@@ -208,6 +210,7 @@ def test_dead_letters_are_tried_again_or_dropped(tmp_path: Path) -> None:
             other.execute("UPDATE tidelock_item SET state = 0, attempts = 0 WHERE seq = ?", (second,))
             other.commit()
             other.close()
+            os.utime(tmp_path / "bot.db.lock")  # how the commands ring
             (item,) = await take(dispatcher)
             assert item.key == "b"
             assert stream.inbox.dead_letters() == []
@@ -342,6 +345,106 @@ def test_a_cancelled_take_hands_nothing_to_nobody(tmp_path: Path) -> None:
                 await items[0].done()
 
     asyncio.run(scenario())
+
+
+def test_waiting_for_an_ack_inside_a_transaction_is_refused(tmp_path: Path) -> None:
+    """It would wait forever; other tasks may wait, they only come later."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
+            await fill(stream, "a")
+            (item,) = await take(dispatcher)
+            async with item.transaction():
+                with pytest.raises(FeedError, match="transaction is open"):
+                    await item.done()
+            await item.done()
+
+    asyncio.run(scenario())
+
+
+def test_a_full_disk_in_a_handler_costs_no_attempt(tmp_path: Path) -> None:
+    """It is not the item's fault: it comes again a little later, however often."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db", max_attempts=1) as (stream, dispatcher, told):
+            await fill(stream, "a")
+            for _ in range(2):
+                (item,) = await take(dispatcher)
+                assert item.attempt == 1
+                await item.failed(InboxUnavailable("full"))
+            (item,) = await take(dispatcher)
+            await item.done()
+            assert {event["what"] for event in told} == {"inbox-unavailable"}
+
+    asyncio.run(scenario())
+
+
+def test_without_inotify_a_retry_is_noticed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's inotify descriptors may be used up; then SQLite is asked now and then."""
+
+    def exhausted() -> int:
+        raise inotify.Exhausted(24, "too many")
+
+    monkeypatch.setattr(inotify, "open_inotify", exhausted)
+    monkeypatch.setattr(bell, "ASK_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        path = tmp_path / "bot.db"
+        async with opened(path, max_attempts=1) as (stream, dispatcher, _):
+            await fill(stream, "a")
+            (item,) = await take(dispatcher)
+            await item.failed("no")
+            other = sqlite3.connect(path)
+            other.execute("UPDATE tidelock_item SET state = 0, attempts = 0")
+            other.commit()
+            other.close()
+            (item,) = await take(dispatcher)
+            await item.done()
+
+    asyncio.run(scenario())
+
+
+def test_a_broken_file_ends_the_feed_loudly(tmp_path: Path) -> None:
+    """Who waits for an outcome or for work is told; nothing hangs."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
+            await fill(stream, "a")
+            (item,) = await take(dispatcher)
+            waiting = asyncio.ensure_future(dispatcher.take())
+            async with stream.inbox.transaction() as db:
+                db.execute("ALTER TABLE tidelock_item RENAME TO elsewhere")
+            with pytest.raises(FeedError, match="committer failed"):
+                await asyncio.wait_for(item.done(), 20)
+            with pytest.raises(FeedError, match="committer failed"):
+                await asyncio.wait_for(waiting, 20)
+            async with stream.inbox.transaction() as db:
+                db.execute("ALTER TABLE elsewhere RENAME TO tidelock_item")
+
+    asyncio.run(scenario())
+
+
+def test_a_dispatcher_can_be_opened_again(tmp_path: Path) -> None:
+    """After a stop, in another event loop, with what another process did meanwhile."""
+    inbox = Inbox(tmp_path / "bot.db")
+    dispatcher = Dispatcher(inbox.stream("s"))
+    handled: list[Any] = []
+
+    async def run(n: int) -> None:
+        async with inbox:
+            await dispatcher.stream.begin()
+            await dispatcher.open()
+            with pytest.raises(FeedError, match="already open"):
+                await dispatcher.open()
+            await dispatcher.stream.store([Record(n, b"{}")], n + 1)
+            for item in await take(dispatcher):
+                handled.append(item.id)
+                await item.done()
+            await dispatcher.stop()
+
+    for n in range(3):
+        asyncio.run(run(n))
+    assert handled == [0, 1, 2]
 
 
 def test_background_work_frees_its_key_and_its_slot(tmp_path: Path) -> None:

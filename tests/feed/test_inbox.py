@@ -215,6 +215,28 @@ def test_an_answer_without_news_confirms_only_what_was_asked(tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
+def test_what_comes_again_is_confirmed_again(tmp_path: Path) -> None:
+    """A server that still has what we know must be told once more, or it would hand it out forever."""
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            stream = inbox.stream("telegram:1")
+            await stream.begin()
+            await stream.store([Record(5, b"{}")], 6, asked=0)
+            await stream.store([], None, asked=6)
+            again = await stream.store([Record(5, b"{}")], 6, asked=0)
+            assert (again.new, again.duplicates) == (0, 1)
+            assert stream.position().offset == 6
+
+    asyncio.run(scenario())
+
+
+def test_where_there_is_no_directory_there_is_no_inbox(tmp_path: Path) -> None:
+    """The error names the path; nothing is made up."""
+    with pytest.raises(InboxUnavailable, match="nowhere"):
+        asyncio.run(Inbox(tmp_path / "nowhere" / "bot.db").open())
+
+
 def test_first_run_skip_is_recorded_before_it_is_done(tmp_path: Path) -> None:
     """A skip that was cut short never runs again: what came meanwhile is real work."""
 
@@ -408,7 +430,7 @@ def test_the_users_own_tables_live_in_the_same_file(tmp_path: Path) -> None:
                 async with inbox.transaction() as db:
                     db.execute("COMMIT")
             async with inbox.transaction() as db:
-                with pytest.raises(FeedError, match="already open in this task"):
+                with pytest.raises(FeedError, match="open in this task"):
                     await inbox.stream("s").begin()
                 assert db.execute("SELECT text FROM notes").fetchall() == [("kept",)]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.feed_upstream import Upstream, UpstreamSource, update
-from tidelock.feed import Inbox, consume
+from tidelock.feed import FileCursor, Inbox, consume
 
 
 @pytest.fixture
@@ -111,6 +111,18 @@ def test_a_dead_letter_that_nobody_heard_of_is_told_later(
         asyncio.run(run(tmp_path, upstream, handler, lambda: len(tried) > before))  # noqa: B023 - called at once
         lines += heard(deck)
     assert [event["id"] for event in events(lines)] == [2]
+
+
+def test_a_feed_without_a_database_reports_too(deck: socket.socket, tmp_path: Path) -> None:
+    """READY, the numbers of this run, and the dead letter."""
+    upstream = Upstream()
+    upstream.arrive(update(1), update(2))
+    cursor = FileCursor(tmp_path / "offset.txt")
+    asyncio.run(asyncio.wait_for(consume(UpstreamSource(upstream), failing, cursor=cursor, max_attempts=1), 60))
+    lines = heard(deck)
+    assert lines[0] == "READY=1"
+    assert [line for line in lines if line.startswith("STATUS=")][-1] == "STATUS=1 done, 0 in flight, 1 dead"
+    assert [event["what"] for event in events(lines)] == ["dead-letter"]
 
 
 def test_without_a_deck_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from tidelock.feed.handling import KeyOf, Listener, call, keyed, retry_after_of
 from tidelock.feed.inbox import Inbox, Stream
 from tidelock.feed.one_by_one import SOURCE_RETRY, OneByOne
 from tidelock.feed.records import Batch, Cursor, Delivery, FirstRun, Source, Start
-from tidelock.feed.reporting import Reporter
+from tidelock.feed.reporting import Reporter, StreamReport
 from tidelock.feed.sources.polled import as_source
 
 Handler: TypeAlias = Callable[[Any], Awaitable[object] | object]
@@ -81,6 +81,7 @@ async def consume(
                 max_attempts=max_attempts,
                 retry=retry or Retry(),
                 on_event=on_event,
+                report=report,
             )
             await _run_until(stop, one_by_one, grace_seconds)
         if inbox is None:
@@ -131,7 +132,7 @@ class Feed:
         self._key = key
         self._first_run = first_run
         self._on_event = on_event
-        self._reporter = Reporter(self.stream) if report else None
+        self._reporter = Reporter(StreamReport(self.stream)) if report else None
         if first_run == "skip" and not hasattr(self.source, "skip_history"):
             raise SpecError("first_run", first_run, f"take: the source {self.source.name!r} cannot skip its history")
         self._dispatcher = Dispatcher(

@@ -12,7 +12,7 @@ A slot is free again only when the outcome is committed; hence duplicates after 
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -31,7 +31,6 @@ from tidelock.feed.store import SQL, Transaction
 
 MAX_ATTEMPTS: Final = 3
 CONCURRENCY: Final = 32
-LOOK_FOR_REVIVED_SECONDS: Final = 2.0
 DISK_RETRY_SECONDS: Final = 1.0
 ERROR_TEXT_LENGTH: Final = 2000
 
@@ -165,6 +164,7 @@ class Item:
             self._settled = self._dispatcher.settle(self, _Outcome.HANDED_BACK, None, 0.0)
 
     async def _settle(self, outcome: _Outcome, error: str | None = None, due_in: float = 0.0) -> None:
+        self._dispatcher.stream.inbox.store.refuse_inside()
         if self._settled is None:
             self._settled = self._dispatcher.settle(self, outcome, error, due_in)
         # Somebody who stops waiting does not take the outcome back.
@@ -224,12 +224,16 @@ class Dispatcher:
         self._idle.set()
         self._closing = False
         self._committer: asyncio.Task[None] | None = None
-        self._version = 0
+        self._revived = False
+        self._stop_hearing: Callable[[], None] = _nothing
 
     # --- the life of it ---
 
     async def open(self) -> None:
         """Take up what an earlier run left: what was in flight crashed, and may be set aside for it."""
+        if self._committer is not None:
+            raise FeedError(f"the dispatcher of stream {self.stream.name!r} is already open")
+        self._lanes, self._closing, self._revived = Lanes(), False, False
         self._wake = await self.stream.listen()
         store, number = self.stream.inbox.store, self.stream.number
         async with store.transaction() as connection:
@@ -249,7 +253,7 @@ class Dispatcher:
                 self._lanes.delay(lane, now + min(due_at - wall, self._retry.cap_seconds))
             if crashes and attempts == self.max_attempts - 1:
                 self._lanes.suspect(seq)
-        self._version = store.changed_by_others()
+        self._stop_hearing = store.bell.listen(self._hear_bell)
         if interrupted:
             self.tell("crashed", in_flight=interrupted)
         for seq, record_id, key, attempts, error in dead:
@@ -299,12 +303,14 @@ class Dispatcher:
         left = [item for item in self._in_flight | self._background if not item.settled]
         for item in left:
             item.settle_as_handed_back()
+        self._stop_hearing()
         committer, self._committer = self._committer, None
         if committer is not None:
             committer.cancel()
             await asyncio.gather(committer, return_exceptions=True)
             if self._settlements:
                 await self._commit()
+        self.stream.stop_listening()
         return len(left)
 
     # --- outcomes ---
@@ -312,7 +318,11 @@ class Dispatcher:
     async def failed(self, item: Item, error: BaseException | str, *, for_good: bool = False) -> None:
         """Decide what a failure means for this item."""
         text = _text(error)
-        if item.acked and not self.finishes_early:
+        if isinstance(error, InboxUnavailable) and not item.acked:
+            # The disk's fault, not the item's: it costs no attempt.
+            self.tell("inbox-unavailable", error=text)
+            await item._settle(_Outcome.HANDED_BACK, None, DISK_RETRY_SECONDS)  # noqa: SLF001 - as below
+        elif item.acked and not self.finishes_early:
             self.tell("raised-after-commit", id=item.id, key=item.key, error=text)
             await item.done()
         elif for_good or self.finishes_early or item.attempt >= self.max_attempts:
@@ -352,47 +362,52 @@ class Dispatcher:
                 # Nothing is lost: outcomes stay in memory, rows on disk. The disk decides how long this lasts.
                 self.tell("inbox-unavailable", error=str(err))
                 await self._pause(DISK_RETRY_SECONDS)
-            except Exception:
+            except Exception as err:
                 log.exception("stream %r: the committer failed; what is in flight comes again", self.stream.name)
-                self._closing = True
-                for want in self._wants:
-                    if not want.given.done():
-                        want.given.set_exception(FeedClosed("the committer failed; see the log"))
+                self._fail(err)
                 raise
+
+    def _fail(self, err: Exception) -> None:
+        """An invariant is broken: nothing more is handed out or acked, and everybody who waits is told."""
+        self._closing = True
+        futures = [want.given for want in self._wants] + [settlement.committed for settlement in self._settlements]
+        for future in futures:
+            if not future.done():
+                future.set_exception(FeedError(f"the feed's committer failed: {type(err).__name__}: {err}"))
+        self._wants.clear()
 
     async def _something_to_do(self) -> None:
         while True:
             self._wake.clear()
-            for seq, key in self.stream.arrivals():
-                self._lanes.add(seq, key)
+            self._take_arrivals()
             if self._settlements or (self._wants and self._free_slots() and self._lanes.may_pick(self._now())):
                 return
-            timeout, due = LOOK_FOR_REVIVED_SECONDS, self._lanes.next_due()
-            if due is not None and self._wants and self._free_slots():
-                timeout = max(0.0, min(timeout, due - self._now()))
-            await self._pause(timeout)
-            self._look_for_revived()
+            due = self._lanes.next_due()
+            can_serve = bool(self._wants) and self._free_slots() > 0
+            await self._pause(max(0.0, due - self._now()) if due is not None and can_serve else None)
 
-    async def _pause(self, seconds: float) -> None:
+    async def _pause(self, seconds: float | None) -> None:
         try:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
         except TimeoutError:
             pass
 
-    def _look_for_revived(self) -> None:
-        """Another process may have asked for a dead letter to be tried again."""
-        store = self.stream.inbox.store
-        version = store.changed_by_others()
-        if version == self._version:
-            return
-        self._version = version
-        known = self._lanes.seqs() | {item.seq for item in self._in_flight | self._background}
-        known |= {seq for seq, _ in self.stream.pending_arrivals()}
-        for seq, key, *_ in store.each("items_waiting", self.stream.number):
-            if seq not in known:
-                self._lanes.revive(seq, key)
-                self.stream.left(waiting=-1, done=0)
+    def _hear_bell(self) -> None:
+        self._revived = True
+        self._wake.set()
+
+    def _take_arrivals(self) -> None:
+        for seq, key in self.stream.arrivals():
+            self._lanes.add(seq, key)
+        if self._revived:
+            # Somebody asked for a dead letter to be tried again.
+            self._revived = False
+            known = self._lanes.seqs() | {item.seq for item in self._in_flight | self._background}
+            for seq, key, *_ in self.stream.inbox.store.each("items_waiting", self.stream.number):
+                if seq not in known:
+                    self._lanes.revive(seq, key)
+                    self.stream.left(waiting=-1, done=0)
 
     async def _commit(self) -> None:
         settlements: list[_Settlement] = []
@@ -435,7 +450,7 @@ class Dispatcher:
             case _Outcome.RETRY:
                 connection.execute(SQL["item_retry"], (now + settlement.due_in, settlement.error, item.seq))
             case _Outcome.HANDED_BACK:
-                connection.execute(SQL["item_hand_back"], (item.seq,))
+                connection.execute(SQL["item_hand_back"], (now + settlement.due_in, item.seq))
             case _Outcome.DEAD if self.finishes_early:
                 row = (item.seq, self.stream.number, item.id, item.key, item.payload, item.stored_at)
                 connection.execute(SQL["item_add_dead"], (*row, item.attempt, settlement.error, now))
@@ -480,7 +495,8 @@ class Dispatcher:
             case _Outcome.HANDED_BACK if item.acked:
                 self._lanes.release(item.lane)
             case _Outcome.HANDED_BACK:
-                self._lanes.put_back(item.seq, item.lane)
+                due = self._now() + settlement.due_in if settlement.due_in else None
+                self._lanes.put_back(item.seq, item.lane, due)
                 self.stream.left(waiting=-1, done=0)
         if not settlement.committed.done():
             settlement.committed.set_result(None)
@@ -521,6 +537,10 @@ class Dispatcher:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _text(error: BaseException | str) -> str:

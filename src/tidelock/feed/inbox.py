@@ -96,7 +96,7 @@ class Inbox:
     async def open(self, *, work: bool = True) -> Self:
         """Open the file; with ``work=False`` only to look at it and at its dead letters, beside a working process."""
         if self._store is None:
-            self._store = shared(self.path, self._clock)
+            self._store = shared(self.path, self._clock, create=work)
         self._opened += 1
         if work:
             try:
@@ -112,7 +112,8 @@ class Inbox:
         if self._store is not None and self._opened <= 0:
             self._opened = 0
             store, self._store = self._store, None
-            self._streams.clear()
+            for stream in self._streams.values():
+                stream.forget()
             store.close()
 
     async def __aenter__(self) -> Self:
@@ -164,7 +165,7 @@ class Inbox:
         """Let it be tried again, with all its attempts; a working process notices. False if there is none."""
         async with self.store.transaction() as connection:
             revived = connection.execute(SQL["dead_retry"], (number,)).rowcount == 1
-        self.store.revivals += revived
+        self.store.bell.ring()
         return revived
 
     async def drop_dead_letter(self, number: int) -> bool:
@@ -206,7 +207,8 @@ class Inbox:
 class Stream:
     """One upstream account in an inbox: its cursor, its epoch, its backlog.
 
-    The numbers in memory follow the file: they change only after the commit that changed the row.
+    The numbers in memory follow the file: they change only after the commit that changed the row. ``activity`` is set
+    by everything that changes a number that people see.
     """
 
     def __init__(self, inbox: Inbox, name: str) -> None:
@@ -216,6 +218,7 @@ class Stream:
         self._is_new = False
         self._done = 0
         self._waiting = 0
+        self.activity = Event()
         self._arrived = Event()
         self._has_room = Event()
         self._new: list[tuple[int, str | None]] = []
@@ -274,7 +277,10 @@ class Stream:
         before = row = self._known()
         if asked:
             row = replace(row, floor=max(row.floor, asked), confirmed=row.confirmed or row.cursor == asked)
-        if not records and cursor in {None, row.cursor}:
+        if records:
+            # Whatever it is, upstream still has it: there is something to confirm.
+            row = replace(row, confirmed=False)
+        elif cursor in {None, row.cursor}:
             if row != before:
                 async with self.inbox.store.transaction() as connection:
                     _write(connection, row)
@@ -310,6 +316,7 @@ class Stream:
         if self._listening:
             self._new.extend((seq, new.record.key) for seq, new in numbered)
         self._arrived.set()
+        self.activity.set()
         await self.inbox.stored_once_more()
         return Stored(len(fresh), len(records) - len(fresh), restarted)
 
@@ -339,6 +346,18 @@ class Stream:
         self._listening = True
         return self._arrived
 
+    def stop_listening(self) -> None:
+        """Nobody will ask for arrivals any more; they stay in the file."""
+        self._listening = False
+        self._new.clear()
+
+    def forget(self) -> None:
+        """The file is closed; when it is open again, what was known may have changed."""
+        self._row = None
+        self.stop_listening()
+        # An event belongs to the loop that has waited for it, and the next opening may be in another loop.
+        self.activity, self._arrived, self._has_room = Event(), Event(), Event()
+
     def arrivals(self) -> list[tuple[int, str | None]]:
         """The numbers and keys that arrived since the last call."""
         arrived, self._new = self._new, []
@@ -361,6 +380,7 @@ class Stream:
         """Items left the backlog (or came back to it, if negative) and were finished."""
         self._waiting -= waiting
         self._done += done
+        self.activity.set()
         if self._waiting < self.inbox.max_backlog:
             self._has_room.set()
 

@@ -82,10 +82,6 @@ class Lanes:
         """The numbers of everything that waits."""
         return {seq for queue in self._queued.values() for seq in queue}
 
-    def is_busy(self, seq: int, key: str | None) -> bool:
-        """Is an item of this lane in flight?"""
-        return (seq if key is None else key) in self._busy
-
     def release(self, lane: LaneKey) -> None:
         """The item in flight is finished; the next of its lane waits for its turn."""
         self._free(lane)

@@ -19,7 +19,8 @@ from tidelock.feed.cursors import FileCursor
 from tidelock.feed.dispatcher import Retry
 from tidelock.feed.handling import KeyOf, Listener, call, keyed, retry_after_of, tell
 from tidelock.feed.inbox import UPSTREAM_KEEPS_SECONDS
-from tidelock.feed.records import Batch, Cursor, Delivery, FirstRun, Position, Record, RecordId, Source
+from tidelock.feed.records import Batch, Counts, Cursor, Delivery, FirstRun, Position, Record, RecordId, Source
+from tidelock.feed.reporting import Reporter
 from tidelock.feed.store import wall_clock
 
 RECENT_IDS: Final = 1000
@@ -64,6 +65,7 @@ class OneByOne:
         max_attempts: int,
         retry: Retry,
         on_event: Listener | None,
+        report: bool,
     ) -> None:
         if first_run == "skip" and not hasattr(source, "skip_history"):
             raise SpecError("first_run", first_run, f"take: the source {source.name!r} cannot skip its history")
@@ -80,10 +82,40 @@ class OneByOne:
         self._confirmed: int | None = None
         self.stopping = False
         self.handling = False
+        self.activity = asyncio.Event()
+        self._done = 0
+        self._dead = 0
+        self._reporter = Reporter(self) if report else None
 
     async def run(self) -> None:
         """Ask, handle, save, until the source is exhausted or ``stopping`` is set."""
         at = self._cursor.load()
+        if self._reporter is not None:
+            self._reporter.open()
+        try:
+            await self._run(at)
+        finally:
+            if self._reporter is not None:
+                await self._reporter.close()
+
+    # --- for the report ---
+
+    def status(self) -> str:
+        """The numbers of this run; a text file remembers none."""
+        return str(Counts(done=self._done, waiting=0, in_flight=int(self.handling), dead=self._dead))
+
+    async def tell_untold(self) -> bool:
+        """Nothing is kept."""
+        return True
+
+    def is_told_later(self, event: dict[str, Any]) -> bool:
+        """Nothing is kept, so nothing is told later."""
+        del event
+        return False
+
+    # --- the loop ---
+
+    async def _run(self, at: int | None) -> None:
         if at is None and self._first_run == "skip":
             # Recorded before it is done: a crash in between must not skip what has come since.
             self._cursor.save(0)
@@ -139,6 +171,7 @@ class OneByOne:
                 self._recent.popitem(last=False)
         self._cursor.save(after)
         crash_point("feed.file.saved")
+        self.activity.set()
         self._cursor.forget_attempts()
         return after
 
@@ -158,7 +191,9 @@ class OneByOne:
                 if attempts < self._max_attempts:
                     await asyncio.sleep(self._retry.delay(attempts, chance=1.0))  # noqa: TID251 - a backoff is time
             else:
+                self._done += 1
                 return
+        self._dead += 1
         facts = {"id": record.id, "key": record.key, "attempts": attempts, "error": error}
         self._cursor.set_aside({**facts, "payload": record.payload.decode("utf-8", errors="replace")})
         crash_point("feed.file.set_aside")
@@ -171,4 +206,10 @@ class OneByOne:
         return at
 
     def _tell(self, what: str, **facts: object) -> None:
-        tell(self._on_event, self._source.name, what, facts)
+        tell(self._hear, self._source.name, what, facts)
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        if self._reporter is not None:
+            self._reporter.event(event)
+        if self._on_event is not None:
+            self._on_event(event)

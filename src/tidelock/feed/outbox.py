@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tidelock.child import emit
 from tidelock.crashpoints import crash_point
 from tidelock.errors import InboxUnavailable
 from tidelock.feed.dispatcher import ERROR_TEXT_LENGTH, Retry
@@ -30,7 +31,6 @@ from tidelock.feed.store import SQL, Transaction
 MAX_ATTEMPTS: Final = 8
 CONCURRENCY: Final = 8
 DISK_RETRY_SECONDS: Final = 1.0
-LOOK_FOR_REVIVED_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,10 @@ class Outbox:
         self._on_event = on_event
         self._lanes = Lanes()
         self._loaded = False
+        self._revived = False
+        self._sending: set[int] = set()
         self._changed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def put(self, db: Transaction, value: Any, *, key: str | None = None) -> int:
         """Promise a reply, inside a transaction; it is sent after the commit. The answer is its number."""
@@ -101,6 +104,7 @@ class Outbox:
     ) -> None:
         """Send what was promised, until cancelled. ``send(message)`` returns when it was sent and raises otherwise."""
         await self.inbox.open()
+        leave = self.inbox.store.bell.listen(self._hear_bell)
         try:
             self._load()
             async with asyncio.TaskGroup() as group:
@@ -108,14 +112,16 @@ class Outbox:
                     for number, lane in await self._next(concurrency):
                         group.create_task(self._deliver(send, number, lane))
         finally:
+            leave()
             self._loaded = False
             await self.inbox.close()
 
     async def sent(self) -> None:
         """Wait until nothing is left to send (dead letters do not count)."""
         while self.waiting():
-            self._changed.clear()
-            await self._changed.wait()
+            changed = self._event()
+            changed.clear()
+            await changed.wait()
 
     def waiting(self) -> int:
         """How many replies are still to be sent."""
@@ -136,7 +142,6 @@ class Outbox:
             lane = self._lanes.add(number, key)
             if due_at > store.clock():
                 self._lanes.delay(lane, loop.time() + min(due_at - store.clock(), self._retry.cap_seconds))
-        self._version = store.changed_by_others()
         self._loaded = True
 
     def _arrived(self, number: int, key: str | None) -> None:
@@ -147,30 +152,41 @@ class Outbox:
     async def _next(self, concurrency: int) -> list[tuple[int, LaneKey]]:
         loop = asyncio.get_running_loop()
         while True:
-            self._changed.clear()
+            changed = self._event()
+            changed.clear()
+            self._look_for_revived()
             picked = self._lanes.pick(concurrency - self._lanes.in_flight, loop.time())
             if picked:
                 return picked
-            timeout, due = LOOK_FOR_REVIVED_SECONDS, self._lanes.next_due()
-            if due is not None:
-                timeout = max(0.0, min(timeout, due - loop.time()))
+            due = self._lanes.next_due()
             try:
-                async with asyncio.timeout(timeout):
-                    await self._changed.wait()
+                async with asyncio.timeout(None if due is None else max(0.0, due - loop.time())):
+                    await changed.wait()
             except TimeoutError:
-                self._look_for_revived()
+                pass
+
+    def _event(self) -> asyncio.Event:
+        """The event of this loop: one that was waited for belongs to its loop, and an outbox may outlive it."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._changed = loop, asyncio.Event()
+        return self._changed
+
+    def _hear_bell(self) -> None:
+        self._revived = True
+        self._changed.set()
 
     def _look_for_revived(self) -> None:
-        version = self.inbox.store.changed_by_others()
-        if version != self._version:
-            self._version = version
-            known = self._lanes.seqs()
+        if self._revived:
+            self._revived = False
+            known = self._lanes.seqs() | self._sending
             for number, key, _ in self.inbox.store.each("outbox_waiting", self.name):
-                if number not in known and not self._lanes.is_busy(number, key):
+                if number not in known:
                     self._lanes.revive(number, key)
 
     async def _deliver(self, send: Callable[[Message], Awaitable[object] | object], number: int, lane: LaneKey) -> None:
         due: float | None = None
+        self._sending.add(number)
         try:
             due = await self._try(send, number)
         except InboxUnavailable as err:
@@ -178,6 +194,7 @@ class Outbox:
             self._tell("inbox-unavailable", error=str(err))
             due = DISK_RETRY_SECONDS
         finally:
+            self._sending.discard(number)
             if due is None:
                 self._lanes.release(lane)
             else:
@@ -222,6 +239,7 @@ class Outbox:
 
     def _tell(self, what: str, **facts: object) -> None:
         tell(self._on_event, self.name, what, facts)
+        emit({"feed": self.name, "what": what, **facts})
 
 
 def unsent_messages(
@@ -248,7 +266,7 @@ async def retry_unsent(inbox: Inbox, number: int) -> bool:
     """Let an unsent message be tried again. False if there is none."""
     async with inbox.store.transaction() as connection:
         revived = connection.execute(SQL["outbox_dead_retry"], (number,)).rowcount == 1
-    inbox.store.revivals += revived
+    inbox.store.bell.ring()
     return revived
 
 

@@ -10,8 +10,9 @@ told again until somebody has. Payloads are never told.
 """
 
 import asyncio
+import contextlib
 import os
-from typing import Final
+from typing import Any, Final, Protocol
 
 from tidelock.child import NOTIFY_SOCKET_ENV, emit, notify, watchdog_pings
 from tidelock.errors import FeedError
@@ -19,13 +20,31 @@ from tidelock.feed.inbox import Stream
 from tidelock.feed.store import SQL
 
 STATUS_SECONDS: Final = 1.0
+TELL_AGAIN_SECONDS: Final = 30.0
+
+
+class Subject(Protocol):
+    """What is reported on: a stream of an inbox, or a feed without a database."""
+
+    @property
+    def activity(self) -> asyncio.Event:
+        """Set when the status may have changed."""
+
+    def status(self) -> str:
+        """The one line that people see."""
+
+    async def tell_untold(self) -> bool:
+        """Tell what is kept until it was heard; has all of it been?"""
+
+    def is_told_later(self, event: dict[str, Any]) -> bool:
+        """Is it one of those?"""
 
 
 class Reporter:
-    """Reports one stream while it is open. Without a deck it does nothing."""
+    """Reports on one feed while it is open. Without a deck it does nothing; while nothing happens it sleeps."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
         self._tasks: list[asyncio.Task[None]] = []
         self._said = ""
 
@@ -47,33 +66,63 @@ class Reporter:
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             self._tasks.clear()
-            self._said = ""
-            self._say_status()
+            with contextlib.suppress(FeedError):
+                await self._subject.tell_untold()
+                self._say_status()
 
-    def event(self, event: dict[str, object]) -> None:
-        """Tell the deck what happened. Dead letters are told from the file instead, so none is missed."""
-        if self._tasks and event["what"] != "dead-letter":
+    def event(self, event: dict[str, Any]) -> None:
+        """Tell the deck what happened."""
+        if self._tasks and not self._subject.is_told_later(event):
             emit(event)
 
     async def _report_forever(self) -> None:
         while True:
+            activity = self._subject.activity
+            activity.clear()
+            heard = False
             try:
-                await self._tell_dead_letters()
-                self._say_status()
+                heard = await self._subject.tell_untold() and self._say_status()
             except FeedError as err:
                 notify(STATUS=f"inbox unavailable: {err}")
-            await asyncio.sleep(STATUS_SECONDS)  # noqa: TID251 - a status is due by the clock, there is no fact to wait for
+            await asyncio.sleep(STATUS_SECONDS)  # noqa: TID251 - no more than one status per second
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if heard else TELL_AGAIN_SECONDS):
+                    await activity.wait()
 
-    def _say_status(self, *lines: str) -> None:
-        status = str(self._stream.counts())
-        # Said again only when it changed: an idle feed wakes nobody.
-        if (lines or status != self._said) and notify(*lines, STATUS=status):
+    def _say_status(self, *lines: str) -> bool:
+        status = self._subject.status()
+        if lines or status != self._said:
+            if not notify(*lines, STATUS=status):
+                return False
             self._said = status
+        return True
 
-    async def _tell_dead_letters(self) -> None:
+
+class StreamReport:
+    """A stream, as it is reported on. Dead letters are told from the file, until somebody has heard of them."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    @property
+    def activity(self) -> asyncio.Event:
+        """See :class:`Subject`."""
+        return self._stream.activity
+
+    def status(self) -> str:
+        """As in "1,204 done, 3 in flight, 0 dead"."""
+        return str(self._stream.counts())
+
+    def is_told_later(self, event: dict[str, Any]) -> bool:
+        """See :class:`Subject`."""
+        return bool(event["what"] == "dead-letter")
+
+    async def tell_untold(self) -> bool:
+        """See :class:`Subject`."""
         store = self._stream.inbox.store
+        untold = store.read("items_untold", self._stream.number)
         told = []
-        for number, record_id, key, attempts, error in store.read("items_untold", self._stream.number):
+        for number, record_id, key, attempts, error in untold:
             facts = {"number": number, "id": record_id, "key": key, "attempts": attempts, "error": error}
             if not emit({"feed": self._stream.name, "what": "dead-letter", **facts}):
                 break
@@ -81,3 +130,4 @@ class Reporter:
         if told:
             async with store.transaction() as connection:
                 connection.executemany(SQL["item_told"], told)
+        return len(told) == len(untold)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidelock.errors import FeedError, InboxUnavailable, PollerConflict, TidelockError
+from tidelock.feed.bell import Bell
 from tidelock.kernel import flock
 
 Clock = Callable[[], float]
@@ -92,15 +93,15 @@ class Transaction:
 class Store:
     """One open feed file. Objects of the same file in one process share it (:func:`shared`)."""
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(self, path: Path, clock: Clock, *, create: bool) -> None:
         self.path = path
         self.clock = clock
-        self.revivals = 0
+        self.bell = Bell(self._lock_path, self._version)
         self._users = 0
         self._turn = asyncio.Lock()
         self._writer: asyncio.Task[Any] | None = None
         self._lock_fd: int | None = None
-        self._connection = _connect(path)
+        self._connection = _connect(path, create=create)
         self._last_seq: int = self.read("last_seq")[0][0]
 
     # --- who may use it ---
@@ -109,7 +110,7 @@ class Store:
         """Be the one process that works from this file; the kernel drops the claim however we die."""
         if self._lock_fd is not None:
             return
-        lock = self.path.with_name(f"{self.path.name}.lock")
+        lock = self._lock_path
         try:
             self._lock_fd = flock.take(lock)
         except TidelockError as err:
@@ -153,11 +154,9 @@ class Store:
     @asynccontextmanager
     async def transaction(self, *, durable: bool = False) -> AsyncIterator[sqlite3.Connection]:
         """All or nothing of what the body writes, after everybody who came earlier."""
-        task = asyncio.current_task()
-        if task is not None and task is self._writer:
-            raise FeedError("a transaction is already open in this task; finish it before starting another")
+        self.refuse_inside()
         async with self._turn:
-            self._writer = task
+            self._writer = asyncio.current_task()
             try:
                 with _translated(self.path):
                     # A change of the mode is refused inside a transaction, so it comes first.
@@ -190,22 +189,29 @@ class Store:
                     # once; executescript() steps to the end. No transaction is open that it could commit.
                     self._connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
 
-    def changed_by_others(self) -> int:
-        """A number that differs from the last one if somebody beside the dispatchers may have revived an item."""
-        with _translated(self.path):
-            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
-            return int(version) + self.revivals
+    def refuse_inside(self) -> None:
+        """Waiting for a commit inside a transaction of one's own would wait forever."""
+        if self._writer is not None and self._writer is asyncio.current_task():
+            raise FeedError("a transaction is open in this task; finish it first")
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.lock")
+
+    def _version(self) -> int:
+        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        return int(version)
 
 
 _OPEN: Final[dict[str, Store]] = {}
 
 
-def shared(path: Path, clock: Clock) -> Store:
-    """The store of this file in this process, opened if it is not yet."""
+def shared(path: Path, clock: Clock, *, create: bool = True) -> Store:
+    """The store of this file in this process, opened if it is not yet; without ``create`` it must be one."""
     identity = _identity(path)
     store = _OPEN.get(identity)
     if store is None:
-        store = _OPEN[identity] = Store(path, clock)
+        store = _OPEN[identity] = Store(path, clock, create=create)
     store._users += 1  # noqa: SLF001 - the count belongs to the store, and only this function may raise it
     return store
 
@@ -214,15 +220,17 @@ def _identity(path: Path) -> str:
     return f"{os.getpid()}:{os.path.realpath(path)}"
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise InboxUnavailable(f"SQLite {sqlite3.sqlite_version} is too old for the feed: 3.37 or newer is needed")
     with _translated(path):
         # An existing file keeps its mode; a new one holds other people's messages.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600))
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
     try:
         with _translated(path):
+            if not create:
+                _refuse_foreign(path, connection)
             # Only an empty file can still choose this; in a user's older file free pages are merely reused.
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
@@ -234,12 +242,21 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def _refuse_foreign(path: Path, connection: sqlite3.Connection) -> None:
+    if not _is_ours(connection):
+        raise InboxUnavailable(f"{path} is not an inbox; it was left untouched")
+
+
+def _is_ours(connection: sqlite3.Connection) -> bool:
+    found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'tidelock_feed_version'").fetchone()
+    return found is not None
+
+
 def _migrate(path: Path, connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("BEGIN IMMEDIATE")
     try:
-        known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'tidelock_feed_version'").fetchone()
-        if known is None:
+        if not _is_ours(connection):
             for statement in _statements(files("tidelock.feed").joinpath("sql/schema.sql").read_text("utf-8")):
                 connection.execute(statement)
         (version,) = connection.execute(SQL["version"]).fetchone()
@@ -271,7 +288,7 @@ def _translated(path: Path) -> Iterator[None]:
         name = getattr(err, "sqlite_errorname", None) or type(err).__name__
         raise InboxUnavailable(f"{path}: {err} ({name}); nothing was stored") from err
     except OSError as err:
-        if err.filename != str(path):
+        if str(err.filename) != str(path):
             raise
         raise InboxUnavailable(f"{path}: {err.strerror} (errno {err.errno})") from err
 
