@@ -220,8 +220,8 @@ STUBBORN = {
         from tidelock.child import lifeline
 
         with lifeline(linger_seconds=0.2):
-            print("in", flush=True)
             try:
+                print("in", flush=True)
                 time.sleep(60)
             finally:
                 time.sleep(60)
