@@ -90,6 +90,9 @@ def on_open(found: Found) -> Opening:  # noqa: PLR0911 - one return per row of t
         return EndTree("bound-orphan") if found.lifetime == "bound" and not found.ours else Adopt()
     if found.tree_left:
         return EndTree("wanted-stopped" if found.wanted == "stopped" else "leader-died")
+    if found.wanted == "stopped" and found.phase in {*_LIVE, State.STOPPING}:
+        # The last owner died on the way: the tree is gone, and that has yet to be noted.
+        return EndTree("wanted-stopped")
     if found.wanted == "running" and not found.never_identified and found.phase in _LIVE:
         return NoteEnd()
     if found.wanted == "stopped" or found.phase in {State.EXITED, State.FAILED, State.BACKOFF}:
