@@ -52,7 +52,7 @@ def test_a_bound_worker_is_adopted_by_nobody_else(found: Found) -> None:
 
 def test_a_stop_that_was_interrupted_is_finished() -> None:
     """The owner died between the signal and the record; the tree is gone: it is noted as stopped, not left stopping."""
-    found = Found("gone", False, "stopped", State.STOPPING, "adoptable", never_identified=False)  # noqa: FBT003
+    found = Found("gone", False, "stopped", State.STOPPING, "adoptable", never_identified=False)
     assert rules.on_open(found) == rules.EndTree("wanted-stopped")
 
 
