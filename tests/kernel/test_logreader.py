@@ -412,6 +412,16 @@ def test_show_prints_one_log_bare_and_several_with_names(tmp_path: Path) -> None
     assert re.search("\x1b\\[\\d+mbob\x1b\\[0m | three", out.getvalue())
 
 
+def test_show_leaves_out_neither_stream(tmp_path: Path) -> None:
+    """A stderr that is kept apart is shown beside the rest."""
+    for fd, text in zip(logfiles.open_for_worker(tmp_path, split_stderr=True), (b"said\n", b"wept\n"), strict=True):
+        os.write(fd, text)
+        os.close(fd)
+    out = io.StringIO()
+    logshow.show({"a": tmp_path}, out)
+    assert out.getvalue() == "a        | said\na/stderr | wept\n"
+
+
 @pytest.mark.parametrize(
     "options", [{"lines": 3}, {"lines": 3, "grep": "l"}, {"since": datetime.now(UTC) - timedelta(1)}]
 )

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, TextIO
 
+from tidelock.kernel.logledger import CURRENT, STDERR
 from tidelock.kernel.logreader import Follower, read
 
 # Bright and dark alternate; black and white are left out, because one of them is the background.
@@ -29,7 +30,11 @@ def show(
     grep: str | None = None,
     colour: bool | None = None,
 ) -> None:
-    """Print the last ``lines`` of each log (None: all), then, if ``follow``, what comes until we are interrupted."""
+    """Print the last ``lines`` of each log (None: all), then, if ``follow``, what comes until we are interrupted.
+
+    A worker whose stderr is kept apart has two logs, and both are shown: ``NAME`` and ``NAME/stderr``.
+    """
+    logs = _with_stderr(logs)
     coloured = _wants_colour(out) if colour is None else colour
     heads = _heads(list(logs), colour=coloured)
     with Follower(grep=grep, colour=coloured) as follower:
@@ -53,6 +58,15 @@ def show(
             out.flush()
             if not found:
                 follower.wait()
+
+
+def _with_stderr(logs: Mapping[str, Path]) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for name, log_dir in logs.items():
+        found[name] = log_dir
+        if (log_dir / STDERR / CURRENT).exists():
+            found[f"{name}/{STDERR}"] = log_dir / STDERR
+    return found
 
 
 def _wants_colour(out: TextIO) -> bool:
