@@ -33,8 +33,9 @@ from tidelock.feed.sources.polled import as_source
 
 Handler: TypeAlias = Callable[[Any], Awaitable[object] | object]
 
-GRACE_SECONDS: Final = 10.0
-CANCEL_SECONDS: Final = 1.0
+# Together less than the 5 s that a deck gives by default: being killed while waiting would cost an attempt.
+GRACE_SECONDS: Final = 4.0
+CANCEL_SECONDS: Final = 0.5
 
 log = logging.getLogger("tidelock.feed")
 

@@ -1,0 +1,77 @@
+"""A feed as a worker of a deck: what people see, and that a bad message parks the message, not the worker."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tidelock import Deck, Health, Restart, Stop
+
+DEADLINE_SECONDS = 60
+
+BOT = """
+import asyncio, sys
+from tidelock.feed import Inbox, Retry, consume, poll
+
+
+def numbers():
+    return [{"id": n} for n in range(1, 21)]
+
+
+async def handle(item):
+    if item.id == 3:
+        if sys.argv[1] == "hangs":
+            while True:
+                pass
+        raise ValueError("three")
+
+
+asyncio.run(consume(poll(numbers, every=3600, name="numbers"), handle, inbox=Inbox("bot.db"), retry=Retry(0, 0)))
+"""
+
+
+@pytest.fixture
+def deck(tmp_path: Path) -> Iterator[Deck]:
+    """An open deck; its workers are stopped at the end."""
+    with Deck(tmp_path / "state") as opened:
+        try:
+            yield opened
+        finally:
+            opened.stop_all()
+
+
+def until(fact: Callable[[], bool], what: str) -> None:
+    """Wait for something that another process brings about; fail loudly."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not fact():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("way", ["raises", "hangs"])
+def test_the_message_is_parked_not_the_worker(deck: Deck, tmp_path: Path, way: str) -> None:
+    """Ready, a status in people's words, the dead letter in the deck's stream, and the worker runs on.
+
+    A handler that never lets go stops the watchdog's pings: the deck restarts the worker, and after the third time
+    the message is set aside; the breaker does not trip.
+    """
+    (tmp_path / "bot.py").write_text(BOT)
+    deck.start(
+        "alice",
+        [sys.executable, str(tmp_path / "bot.py"), way],
+        health=Health(notify=True, watchdog_seconds=2),
+        stop=Stop(grace_seconds=0.2),
+        restart=Restart("on-failure", max_crashes=5, backoff_seconds=0.05, backoff_cap_seconds=0.1),
+    )
+    until(
+        lambda: any(event.kind == "feed" and event.detail["what"] == "dead-letter" for event in deck.events()), "told"
+    )
+    until(lambda: deck.status("alice").status_text == "19 done, 0 in flight, 1 dead", "status")
+    status = deck.status("alice")
+    assert status.state == "running"
+    assert status.restarts == (3 if way == "hangs" else 0)
+    letters = [event.detail for event in deck.events() if event.detail.get("what") == "dead-letter"]
+    assert [(letter["feed"], letter["id"], letter["attempts"]) for letter in letters] == [("numbers", 3, 3)]
+    assert any(event.kind == "ready" for event in deck.events())
