@@ -1,7 +1,7 @@
 """axe-core finds nothing serious, in any view, light and dark, on a desktop and a phone; motion can be turned off."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -9,8 +9,12 @@ from support.dash_daemon import Daemon
 from support.dash_page import live, row, worker
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (group browser)")
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, ViewportSize, expect
 
+DESKTOP: ViewportSize = {"width": 1440, "height": 900}
+PHONE: ViewportSize = {"width": 360, "height": 740}
+# Colours are the same at every size, so the dark ones are looked at once.
+CASES = [("light", (DESKTOP, PHONE)), ("dark", (DESKTOP,))]
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 
 
@@ -27,8 +31,10 @@ def _findings(page: Page) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(fresh_page: Page, daemon: Daemon, scheme: str) -> None:
+@pytest.mark.parametrize(("scheme", "sizes"), CASES, ids=["light", "dark"])
+def test_axe_finds_nothing_serious(
+    fresh_page: Page, daemon: Daemon, scheme: Literal["light", "dark"], sizes: tuple[ViewportSize, ...]
+) -> None:
     """Every view and the dialogs, with workers in every state."""
     daemon.start("alice", worker("colours"), lifetime="bound", env={"A": "1"}, secrets={"T": {"value": "v"}})
     daemon.start("says", worker("status", "waiting"), health={"notify": True})
@@ -36,17 +42,17 @@ def test_axe_finds_nothing_serious(fresh_page: Page, daemon: Daemon, scheme: str
     daemon.start("backoff", worker("crash"), restart={"backoff_seconds": 50, "max_crashes": 20})
     daemon.start("stopped", worker("quiet"))
     daemon.post("/workers/stopped/stop")
-    fresh_page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
+    fresh_page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     expect(row(fresh_page, "failed")).to_have_attribute("data-state", "failed")
     row(fresh_page, "alice").get_by_role("checkbox").check()
     found: list[str] = []
-    for size in ({"width": 1440, "height": 900}, {"width": 360, "height": 740}):
-        fresh_page.set_viewport_size(size)  # type: ignore[arg-type]
+    for size in sizes:
+        fresh_page.set_viewport_size(size)
         found += _findings(fresh_page)
         assert fresh_page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
             f"the deck scrolls sideways at {size}"
         )
-    fresh_page.set_viewport_size({"width": 1440, "height": 900})
+    fresh_page.set_viewport_size(DESKTOP)
     row(fresh_page, "alice").get_by_role("button", name="Remove alice").click()
     found += _findings(fresh_page)
     fresh_page.keyboard.press("Escape")
@@ -63,13 +69,13 @@ def test_axe_finds_nothing_serious(fresh_page: Page, daemon: Daemon, scheme: str
     ):
         fresh_page.evaluate("address => { location.hash = address; }", address)
         fresh_page.locator(ready).first.wait_for()
-        for size in ({"width": 1440, "height": 900}, {"width": 360, "height": 740}):
-            fresh_page.set_viewport_size(size)  # type: ignore[arg-type]
+        for size in sizes:
+            fresh_page.set_viewport_size(size)
             found += [f"{address}: {finding}" for finding in _findings(fresh_page)]
             assert fresh_page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
                 f"{address} scrolls sideways at {size}"
             )
-        fresh_page.set_viewport_size({"width": 1440, "height": 900})
+        fresh_page.set_viewport_size(DESKTOP)
     assert not found, "\n".join(found)
 
 
