@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from msgspec.structs import replace
 
 from tidelock.crashpoints import crash_point
+from tidelock.deck import guardian_link
 from tidelock.deck import reconcile as rules
 from tidelock.deck.ending import Ending, pid_of, stop_failed
 from tidelock.deck.healing import Healing, exit_of_zombie
@@ -113,9 +114,16 @@ class Recovery:
         if registry.set_aside is not None:
             detail |= {"set_aside": registry.set_aside.name, "why": registry.corruption}
             _log.warning("the registry was not sound and was set aside as %s", registry.set_aside)
+        reports = guardian_link.reports(self._parts.home.state_dir)
         with registry.transaction():
             registry.set_meta("owner_pid", str(owner_pid))
             self._parts.events.append(None, EventKind.OWNER_CHANGED, **detail)
+            for report in reports:
+                if report["killed"]:
+                    # What the guardian had to kill when the last owner was gone, and nobody was there to record it.
+                    told = {"survivors": report["killed"], "by": "guardian", "at": report["at"]}
+                    self._parts.events.append(report["worker"], EventKind.KILLED, **told)
+        guardian_link.forget_reports(self._parts.home.state_dir)
 
     # --- looking ------------------------------------------------------------------------------------------------
 

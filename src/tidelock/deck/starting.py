@@ -64,6 +64,10 @@ class Starting:
                 return  # the holder turned out to be the worker itself: adopted
             try:
                 crash_point("start.locked")
+                if spec.lifetime == "bound":
+                    # Before it runs: a guardian that knows the cookie ends it though we die before we know its pid.
+                    self.bind(worker, spec)
+                    crash_point("start.guarded")
                 launched = self._parts.engine.launch(intent.name, spec, intent.cookie, port, lock_fd)
             finally:
                 # From here on only the worker's tree carries the lock.
@@ -73,6 +77,8 @@ class Starting:
         except BaseException:
             if launched is not None:
                 await self._abandon(worker, launched)
+            if spec.lifetime == "bound":
+                self._parts.guardian.unbind(worker.name)
             self._back_to_rest(worker, before)
             raise
         crash_point("start.recorded")

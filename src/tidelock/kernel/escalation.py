@@ -144,10 +144,11 @@ class Escalation:
     def run(self) -> dict[str, Outcome]:
         """Drive it here until every subject has an outcome."""
         self.begin()
+        poller = select.poll()  # not select(): that knows only descriptors below 1024
+        poller.register(self._epoll.fileno(), select.POLLIN)
         while not self.done:
             deadline = self.next_deadline()
-            wait = None if deadline is None else max(0.0, deadline - self._now())
-            select.select([self._epoll], [], [], wait)
+            poller.poll(None if deadline is None else max(0.0, deadline - self._now()) * 1000)
             self.advance()
         return self.outcomes
 

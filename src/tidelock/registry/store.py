@@ -13,11 +13,11 @@ import contextlib
 import errno
 import os
 import sqlite3
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias
 
 import msgspec
@@ -84,8 +84,8 @@ class Registry:
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
         self.set_aside: Path | None = None
-        self._connection = connection
-        self._in_transaction = False
+        self.connection = connection
+        self.in_transaction = False
         self._since_pruning = 0
 
     @classmethod
@@ -121,49 +121,33 @@ class Registry:
 
     def close(self) -> None:
         """Let go of the file."""
-        self._connection.close()
+        self.connection.close()
 
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> "_Transaction":
         """All that is written inside is there together, or not at all; inside another one, a part of it."""
-        if self._in_transaction:
-            yield
-            return
-        with _translated(self.path):
-            self._connection.execute("BEGIN IMMEDIATE")
-        self._in_transaction = True
-        try:
-            yield
-            with _translated(self.path):
-                self._connection.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                self._connection.execute("ROLLBACK")
-            raise
-        finally:
-            self._in_transaction = False
+        return _Transaction(self)
 
     def meta(self, key: str) -> str | None:
         """One fact about the deck itself."""
         with _translated(self.path):
-            row = self._connection.execute(_sql("get_meta"), {"key": key}).fetchone()
+            row = self.connection.execute(_sql("get_meta"), {"key": key}).fetchone()
         return None if row is None else row[0]
 
     def set_meta(self, key: str, value: str) -> None:
         """Note one fact about the deck itself."""
         with _translated(self.path):
-            self._connection.execute(_sql("set_meta"), {"key": key, "value": value})
+            self.connection.execute(_sql("set_meta"), {"key": key, "value": value})
 
     def records(self) -> list[Record]:
         """Every worker that is noted down."""
         with _translated(self.path):
-            return [_record(row) for row in self._connection.execute(_sql("all_workers"))]
+            return [_record(row) for row in self.connection.execute(_sql("all_workers"))]
 
     def save(self, record: Record) -> None:
         """Note a worker down as it is in ``record``."""
         identity = record.identity
         with _translated(self.path):
-            self._connection.execute(
+            self.connection.execute(
                 _sql("save_worker"),
                 (
                     record.name,
@@ -194,17 +178,17 @@ class Registry:
     def delete(self, name: WorkerName) -> None:
         """Forget a worker; its events stay."""
         with _translated(self.path):
-            self._connection.execute(_sql("delete_worker"), {"name": name})
+            self.connection.execute(_sql("delete_worker"), {"name": name})
 
     def append_event(self, at: float, worker: str | None, kind: EventKind, detail: dict[str, Any]) -> Event:
         """Note down what happened; the id is the next one. Old events are forgotten beyond the number we keep."""
         with _translated(self.path):
-            cursor = self._connection.execute(_sql("append_event"), (at, worker, kind.value, _encode(detail)))
+            cursor = self.connection.execute(_sql("append_event"), (at, worker, kind.value, _encode(detail)))
             event_id = cursor.lastrowid or 0
             self._since_pruning += 1
             if self._since_pruning >= _PRUNE_EVERY:
                 self._since_pruning = 0
-                self._connection.execute(_sql("forget_events_up_to"), {"id": event_id - EVENTS_KEPT})
+                self.connection.execute(_sql("forget_events_up_to"), {"id": event_id - EVENTS_KEPT})
         return Event(event_id, datetime.fromtimestamp(at, UTC), worker, kind, detail)
 
     def events(self, after: int = 0, limit: int | None = None, worker: str | None = None) -> list[Event]:
@@ -214,12 +198,12 @@ class Registry:
         if worker is None:
             del bindings["worker"]
         with _translated(self.path):
-            return [_event(row) for row in self._connection.execute(_sql(name), bindings)]
+            return [_event(row) for row in self.connection.execute(_sql(name), bindings)]
 
     def last_event_id(self) -> int:
         """The id of the newest event, 0 if nothing ever happened."""
         with _translated(self.path):
-            return int(self._connection.execute(_sql("last_event_id")).fetchone()[0])
+            return int(self.connection.execute(_sql("last_event_id")).fetchone()[0])
 
 
 def read_only(path: Path) -> Registry:
@@ -386,26 +370,79 @@ def _set_aside(path: Path) -> Path:
     return aside
 
 
-@contextlib.contextmanager
-def _translated(path: Path) -> Iterator[None]:
+class _Transaction:
+    """Written out as a class: a generator's context costs twice as much, and every start passes here."""
+
+    __slots__ = ("_outermost", "_registry")
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._outermost = False
+
+    def __enter__(self) -> None:
+        registry = self._registry
+        if registry.in_transaction:
+            return
+        with _translated(registry.path):
+            registry.connection.execute("BEGIN IMMEDIATE")
+        registry.in_transaction = self._outermost = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._outermost:
+            return
+        registry = self._registry
+        registry.in_transaction = False
+        if error is not None:
+            self._roll_back()
+            return
+        try:
+            with _translated(registry.path):
+                registry.connection.execute("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _roll_back(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self._registry.connection.execute("ROLLBACK")
+
+
+class _translated:  # noqa: N801 - reads as what it does, in a with statement
     """SQLite's errors, translated once."""
-    try:
-        yield
-    except sqlite3.DatabaseError as err:
-        code = getattr(err, "sqlite_errorcode", None)
-        primary = None if code is None else code & 0xFF
-        if primary in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
-            raise _Corrupt(str(err)) from err
-        if primary == sqlite3.SQLITE_FULL:
-            raise RegistryUnavailable(f"{path}: the disk is full ({err}); free some space and try again") from err
-        if primary == sqlite3.SQLITE_READONLY:
-            raise RegistryUnavailable(f"{path}: read-only ({err}); make the state directory writable") from err
-        if primary in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
-            raise RegistryUnavailable(f"{path}: locked by another program ({err}); try again") from err
-        if primary in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}:
-            raise RegistryUnavailable(f"{path}: {err}; check space, permissions and the disk") from err
-        raise RegistryError(f"{path}: {err}") from err
-    except OSError as err:
-        if err.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}:
-            raise RegistryUnavailable(f"{path}: {err.strerror}") from err
-        raise RegistryError(f"{path}: {err.strerror}") from err
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, sqlite3.DatabaseError):
+            raise _registry_error(error, self._path) from error
+        if isinstance(error, OSError):
+            if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}:
+                raise RegistryUnavailable(f"{self._path}: {error.strerror}") from error
+            raise RegistryError(f"{self._path}: {error.strerror}") from error
+
+
+def _registry_error(err: sqlite3.DatabaseError, path: Path) -> RegistryError:
+    code = getattr(err, "sqlite_errorcode", None)
+    match None if code is None else code & 0xFF:
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+            return _Corrupt(str(err))
+        case sqlite3.SQLITE_FULL:
+            return RegistryUnavailable(f"{path}: the disk is full ({err}); free some space and try again")
+        case sqlite3.SQLITE_READONLY:
+            return RegistryUnavailable(f"{path}: read-only ({err}); make the state directory writable")
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return RegistryUnavailable(f"{path}: locked by another program ({err}); try again")
+        case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
+            return RegistryUnavailable(f"{path}: {err}; check space, permissions and the disk")
+        case _:
+            return RegistryError(f"{path}: {err}")
