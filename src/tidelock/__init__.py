@@ -41,82 +41,35 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
-    from tidelock.deck import AsyncDeck as AsyncDeck
-    from tidelock.deck import Deck as Deck
+    from tidelock.deck import AsyncDeck as AsyncDeck, Deck as Deck
     from tidelock.errors import (
         DeckClosed as DeckClosed,
-    )
-    from tidelock.errors import (
         DeckOwned as DeckOwned,
-    )
-    from tidelock.errors import (
         LimitUnavailable as LimitUnavailable,
-    )
-    from tidelock.errors import (
         LockConflict as LockConflict,
-    )
-    from tidelock.errors import (
         NameRefused as NameRefused,
-    )
-    from tidelock.errors import (
         SpecChanged as SpecChanged,
-    )
-    from tidelock.errors import (
         SpecError as SpecError,
-    )
-    from tidelock.errors import (
         StopFailed as StopFailed,
-    )
-    from tidelock.errors import (
         TidelockError as TidelockError,
-    )
-    from tidelock.errors import (
         UnknownWorker as UnknownWorker,
         WorkerFailed as WorkerFailed,
     )
     from tidelock.model import (
         Containment as Containment,
-    )
-    from tidelock.model import (
         Event as Event,
-    )
-    from tidelock.model import (
         EventKind as EventKind,
-    )
-    from tidelock.model import (
         Exited as Exited,
-    )
-    from tidelock.model import (
         Health as Health,
-    )
-    from tidelock.model import (
         Killed as Killed,
-    )
-    from tidelock.model import (
         Limits as Limits,
-    )
-    from tidelock.model import (
         Log as Log,
-    )
-    from tidelock.model import (
         Restart as Restart,
-    )
-    from tidelock.model import (
         Secret as Secret,
-    )
-    from tidelock.model import (
         State as State,
-    )
-    from tidelock.model import (
         Stop as Stop,
-    )
-    from tidelock.model import (
         UnknownExit as UnknownExit,
-    )
-    from tidelock.model import (
         WorkerSpec as WorkerSpec,
-    )
-    from tidelock.model import (
         WorkerStatus as WorkerStatus,
     )
 
