@@ -1,4 +1,4 @@
-// What the page knows of the deck: every worker's row, the recent events, and how fresh both are.
+// What the page knows of the deck: every worker's row, what is said of those on screen, and how fresh all of it is.
 // Promises: no event is missed or counted twice (ids grow by one without gaps; a stream is resumed after the last id
 // seen); after every reconnection the rows are read anew; a hidden page holds no connection and asks nothing.
 import { api, address, session } from './api.js';
@@ -7,7 +7,6 @@ import { setServerTime } from './clock.js';
 import { statusAfter, KINDS } from './fold.js';
 import { keepStream } from './stream.js';
 
-const RECENT = 2000;
 const CONFIRM_MS = 700;
 const FULL_READ_MS = 30_000;
 const GLANCE_MS = 3000;
@@ -16,8 +15,6 @@ const HIDDEN_MS = 20_000;
 
 /** name → WorkerStatus. Touched, not replaced: a row's own object is replaced when it changes. */
 export const workers = cell(new Map(), 120);
-/** Recent events, oldest first. */
-export const recent = cell([], 120);
 /** {phase: 'connecting'|'live'|'lost'|'asleep', since, retryAt} */
 export const connection = cell({ phase: 'connecting', since: Date.now(), retryAt: null });
 /** Facts of GET /deck; null until read. */
@@ -141,13 +138,13 @@ function setAbout(deck) {
 }
 
 async function readEverything() {
+  // What becomes doubtful while the answer is on its way stays so: the answer may be older than the event.
+  const doubtful = unconfirmed;
+  unconfirmed = new Set();
   try {
     const deck = await api.deck();
     // The id is read before the rows: an event between the two is then folded again, never skipped.
-    if (lastId === null) {
-      recent.set(await api.events({ last: 500 }));
-      lastId = Math.max(recent.value.at(-1)?.id ?? 0, deck.last_event_id ?? 0);
-    }
+    lastId ??= deck.last_event_id;
     setAbout(deck);
     const rows = new Map();
     let cursor;
@@ -157,11 +154,12 @@ async function readEverything() {
       cursor = page.next;
     } while (cursor);
     workers.set(rows);
-    unconfirmed = new Set();
     loaded.set('ready');
     if (connection.value.phase === 'lost' && !stream) setConnection({ phase: 'connecting', retryAt: null });
     glanceSoon();
+    if (unconfirmed.size) scheduleConfirm();
   } catch (problem) {
+    for (const name of doubtful) unconfirmed.add(name);
     if (loaded.value !== 'ready') loaded.set(problem);
     if (!stream && problem.status !== 401) setConnection({ phase: 'lost', retryAt: null });
   }
@@ -170,10 +168,6 @@ async function readEverything() {
 function take(event) {
   if (event.id <= lastId) return; // resumed a little too early: seen already
   lastId = event.id;
-  const events = recent.value;
-  events.push(event);
-  if (events.length > RECENT * 1.25) events.splice(0, events.length - RECENT);
-  recent.touch();
   if (event.worker !== null && event.worker !== undefined) {
     const status = workers.value.get(event.worker);
     if (status) {

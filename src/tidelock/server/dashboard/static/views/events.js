@@ -13,6 +13,7 @@ import { Virtual } from '../widgets/virtual.js';
 import { Moon } from './deck.js';
 
 const PAGE = 300;
+const MOST = 5000;
 const WIDE = matchMedia('(min-width: 720px)');
 
 export function EventsView({ params }) {
@@ -40,6 +41,11 @@ export function EventsView({ params }) {
     for (const event of fresh) byId.set(event.id, event);
     return [...byId.values()].sort((a, b) => b.id - a.id);
   });
+  // A page that stays open for days keeps the newest; older ones can be read again.
+  const mergeNew = (fresh) => {
+    merge(fresh);
+    setEvents((before) => (before.length > MOST ? before.slice(0, MOST) : before));
+  };
   const read = async (before) => {
     try {
       const page = await api.events({ last: PAGE, before, worker, kind });
@@ -62,7 +68,7 @@ export function EventsView({ params }) {
     const stop = onEvent((event) => {
       if (!wanted.current(event)) return;
       fresh.push(event);
-      timer ||= setTimeout(() => { timer = 0; merge(fresh.splice(0)); }, 150);
+      timer ||= setTimeout(() => { timer = 0; mergeNew(fresh.splice(0)); }, 150);
     });
     return () => {
       stop();

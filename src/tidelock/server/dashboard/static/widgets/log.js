@@ -2,6 +2,7 @@
 // selected, copied and searched), kept in blocks the browser skips while they are out of sight, at most MOST of them.
 import { html, classes, useEffect, useRef, useState } from '../core/html.js';
 import { address, api } from '../core/api.js';
+import { connection } from '../core/deck.js';
 import { whole } from '../core/format.js';
 import { useKeys } from '../core/keys.js';
 import { keepStream } from '../core/stream.js';
@@ -30,19 +31,32 @@ export function Log({ name }) {
   useEffect(() => {
     const pages = new Pages(paper.current, { onCount: setCount, onWaiting: setWaiting, onFollow: setFollowing, onHits: setHits });
     book.current = pages;
-    let live = true;
-    const stream = keepStream({
-      address: () => { pages.beginAgain(); return address.logStream(name, FIRST); },
-      names: ['line', 'lines'],
-      onMessage: (message) => {
-        const data = JSON.parse(message.data);
-        pages.take(data.texts ?? [data.text]);
-      },
-      onState: (state) => live && setPhase(state.phase),
+    let stream = null;
+    const open = () => {
+      stream = keepStream({
+        address: () => { pages.beginAgain(); return address.logStream(name, FIRST); },
+        names: ['line', 'lines'],
+        onMessage: (message) => {
+          const data = JSON.parse(message.data);
+          pages.take(data.texts ?? [data.text]);
+        },
+        onState: (state) => stream !== null && setPhase(state.phase),
+      });
+    };
+    const close = () => {
+      const ending = stream;
+      stream = null;
+      ending?.close();
+    };
+    open();
+    // A page that sleeps holds no connection, the log's included.
+    const stop = connection.watch(({ phase: now }) => {
+      if (now === 'asleep') close();
+      else if (stream === null) open();
     });
     return () => {
-      live = false;
-      stream.close();
+      stop();
+      close();
       pages.close();
     };
   }, [name]);
@@ -143,7 +157,10 @@ class Pages {
   take(lines) {
     if (this.fresh) {
       this.fresh = false;
-      this.clear();
+      this.held = [];
+      // Who has paused is reading: the paper stays as it is until following begins again.
+      if (this.following) this.clear();
+      else this.stale = true;
     }
     const target = this.following ? this.queue : this.held;
     for (const line of lines) target.push(line);
@@ -156,7 +173,8 @@ class Pages {
     if (on === this.following) return;
     this.following = on;
     if (on) {
-      this.queue.push(...this.held.splice(0));
+      if (this.stale) this.clear();
+      for (const line of this.held.splice(0)) this.queue.push(line);
       this.hear.onWaiting(0);
       this.soon();
       this.toBottom();
@@ -219,6 +237,7 @@ class Pages {
     this.dropped = 0;
     this.hits = [];
     this.at = -1;
+    this.stale = false;
     CSS.highlights?.clear();
     this.hear.onCount({ shown: 0, dropped: 0 });
   }

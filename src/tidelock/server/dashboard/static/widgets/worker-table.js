@@ -92,6 +92,7 @@ export function WorkerTable({ groups, sort, order, onSort, selected, onSelected 
     r: ['Restart it', () => act('restart', chosen())],
     e: ['Reset it after its breaker tripped', () => act('reset', chosen())],
     Delete: ['Remove it', () => act('remove', chosen())],
+    Escape: ['Clear the selection', () => onSelected(new Set())],
     a: ['Select all that are shown', () => onSelected(new Set(selected.size === names.length ? [] : names))],
   });
 
