@@ -66,7 +66,9 @@ class Daemon(Driver):
         begin_ns = time.monotonic_ns()
         for worker in self.plan.workers:
             self._client.start(worker.name, worker.command, **fields)
-        return Span(begin_ns, time.monotonic_ns())
+        span = Span(begin_ns, time.monotonic_ns())
+        self._client.close()  # as a command would; a connection left open is closed by the server seconds later
+        return span
 
     def stop(self) -> Span:
         """One request for all."""
