@@ -30,10 +30,30 @@ def alone(tmp_path: Path) -> Iterator[Person]:
 
 
 @pytest.fixture
-def person(alone: Person) -> Person:
-    """A deck with a daemon that serves its socket."""
+def owner(alone: Person) -> Person:
+    """A deck with a daemon of its own, which the test may kill."""
     alone.up()
     return alone
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
+    """One daemon for the tests that let it live."""
+    person = Person(tmp_path_factory.mktemp("cli") / "state")
+    try:
+        person.up()
+        yield person
+    finally:
+        person.leaves()
+
+
+@pytest.fixture
+def person(shared: Person) -> Iterator[Person]:
+    """A deck with a daemon and no workers."""
+    try:
+        yield shared
+    finally:
+        shared.types("rm", "--all", "--yes")
 
 
 # --- help -------------------------------------------------------------------------------------------------------
@@ -95,28 +115,28 @@ def test_a_mistyped_verb_is_answered_with_the_one_meant(tmp_path: Path) -> None:
 # --- without an owner -------------------------------------------------------------------------------------------
 
 
-def test_with_no_owner_reading_works_and_says_so_and_acting_is_exit_code_3(person: Person) -> None:
+def test_with_no_owner_reading_works_and_says_so_and_acting_is_exit_code_3(owner: Person) -> None:
     """Being up and being supervised are two facts."""
-    person.types("start", "alice", "--", "sh", "-c", "echo hello from alice; exec sleep 1000")
-    pid = person.worker("alice")["pid"]
-    until(lambda: "hello from alice" in person.types("logs", "alice").stdout)
-    person.kills(person.owner())
+    owner.types("start", "alice", "--", "sh", "-c", "echo hello from alice; exec sleep 1000")
+    pid = owner.worker("alice")["pid"]
+    until(lambda: "hello from alice" in owner.types("logs", "alice").stdout)
+    owner.kills(owner.owner())
 
-    seen = person.seen()
+    seen = owner.seen()
     assert seen["supervised"] is False
     assert seen["owner_pid"] is None
     assert [(worker["name"], worker["state"], worker["pid"]) for worker in seen["workers"]] == [
         ("alice", "running", pid)
     ]
-    assert "not supervised" in person.types("ps").stdout
-    logs = person.types("logs", "alice")
+    assert "not supervised" in owner.types("ps").stdout
+    logs = owner.types("logs", "alice")
     assert "hello from alice" in logs.stdout
     assert "not supervised" in logs.stderr
-    events = person.types("events", "--json")
+    events = owner.types("events", "--json")
     assert "not supervised" in events.stderr
     assert "started" in [json.loads(line)["kind"] for line in events.stdout.splitlines()]
     for words in (("stop", "alice"), ("start", "bob", *SLEEPER), ("rm", "--all"), ("reload",), ("adopt", "x", "99999")):
-        refused = person.types(*words, expect=3)
+        refused = owner.types(*words, expect=3)
         assert "tidelock up" in refused.stderr
     assert Path(f"/proc/{pid}").exists()
 
@@ -258,23 +278,23 @@ def test_logs_follow_and_since(person: Person) -> None:
     person.types("logs", "alice", "--since", "nonsense", expect=2)
 
 
-def test_events_follow_survives_the_owner(person: Person) -> None:
+def test_events_follow_survives_the_owner(owner: Person) -> None:
     """A follower resumes after the last event it saw, at the next owner, and misses none."""
     follower = subprocess.Popen(
-        [TIDELOCK, "--state", person.state, "events", "-f", "--json"],
+        [TIDELOCK, "--state", owner.state, "events", "-f", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=person.env,
+        env=owner.env,
     )
     try:
         assert follower.stdout is not None
         assert follower.stderr is not None
         seen = [json.loads(follower.stdout.readline())]
-        person.types("start", "alice", *SLEEPER)
-        person.kills(person.owner())
+        owner.types("start", "alice", *SLEEPER)
+        owner.kills(owner.owner())
         assert "not supervised" in follower.stderr.readline()
-        person.up()
+        owner.up()
         while seen[-1]["kind"] != "adopted":
             seen.append(json.loads(follower.stdout.readline()))
     finally:
@@ -282,9 +302,9 @@ def test_events_follow_survives_the_owner(person: Person) -> None:
         follower.communicate()
     ids = [event["id"] for event in seen]
     assert ids == list(range(1, len(ids) + 1))
-    recorded = [json.loads(line) for line in person.types("events", "--json").stdout.splitlines()]
+    recorded = [json.loads(line) for line in owner.types("events", "--json").stdout.splitlines()]
     assert recorded[: len(seen)] == seen
-    assert person.types("events", "-n", "1", "alice").stdout.count("\n") == 1
+    assert owner.types("events", "-n", "1", "alice").stdout.count("\n") == 1
 
 
 def test_ps_costs_less_than_150_ms_of_cpu(person: Person) -> None:
