@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tidelock.kernel import containment, exits, flock, spawn
 from tidelock.kernel.containment import Tree
-from tidelock.kernel.escalation import Subject
+from tidelock.kernel.escalation import Subject, stop_trees
 
 DEADLINE_SECONDS = 30
 
@@ -91,27 +91,26 @@ class Nursery:
         finally:
             for fd in (lock_fd, say_fd, null_fd):
                 os.close(fd)
-        tree = Tree(name, cookie, lock_path, spawned.identity, cgroup)
+        one = Started(Tree(name, cookie, lock_path, spawned.identity), spawned.pidfd, said_fd)
+        self.started.append(one)  # before anything can fail: whoever is in the list is ended
         if cgroup is not None:
             assert containment.make_cgroup(cgroup)
-            assert containment.gather_into_cgroup(tree, cgroup)
-        one = Started(tree, spawned.pidfd, said_fd)
-        self.started.append(one)
+            assert containment.gather_into_cgroup(one.tree, cgroup)
+            one.tree = Tree(name, cookie, lock_path, spawned.identity, cgroup)
         return one
 
     def end(self) -> None:
         """End every tree that was started, whatever became of it."""
         for one in self.started:
-            pids = containment.members([one.tree])[one.tree.cookie]
-            containment.signal_tree(one.tree, one.pidfd, pids, signal.SIGKILL)
+            # Also the fork bomb, which one round of signals would only thin out.
+            outcome = stop_trees([Subject(one.tree, one.pidfd, signal.SIGKILL, 0)])[one.tree.name]
             if exits.is_our_child(one.pidfd):
                 os.waitid(os.P_PIDFD, one.pidfd, os.WEXITED)
             os.close(one.pidfd)
             os.close(one.said_fd)
-            for pid in containment.members([one.tree])[one.tree.cookie]:
-                containment.signal_tree(one.tree, None, [pid], signal.SIGKILL)
             if one.tree.cgroup is not None:
                 containment.remove_cgroup(one.tree.cgroup)
+            assert outcome.gone, outcome
         for pid in self.others:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

@@ -123,7 +123,7 @@ def belongs(tree: Tree, pid: int, pidfd: int) -> bool:
         return True
     if cookie_of(pid) == tree.cookie:
         return True
-    return tree.lock_path is not None and pid in flock.holders(tree.lock_path)
+    return tree.lock_path is not None and flock.is_holder(tree.lock_path, pid)
 
 
 def is_gone(tree: Tree, found: Sequence[int] | None = None) -> bool:
@@ -173,10 +173,10 @@ def _signal_member(tree: Tree, pid: int, numbers: Sequence[int], *, group_was_re
     except ProcessGone:
         return
     try:
-        if not belongs(tree, pid, pidfd) or not ids.is_alive(pidfd):
-            return
         in_group = tree.identity is not None and ids.read_stat(pid).pgrp == tree.identity.pid
         if group_was_reached and in_group and ids.has_group_signal():
+            return
+        if not belongs(tree, pid, pidfd) or not ids.is_alive(pidfd):
             return
         for number in numbers:
             ids.send_signal(pidfd, number)

@@ -72,6 +72,14 @@ def holders(path: Path) -> list[int]:
     return [pid for pid in all_pids() if pid != own and _carries(pid, name, wanted)]
 
 
+def is_holder(path: Path, pid: int) -> bool:
+    """Does this one process carry the lock?"""
+    try:
+        return _carries(pid, os.path.realpath(path), os.stat(path))  # noqa: PTH116 - compared raw
+    except FileNotFoundError:
+        return False
+
+
 def all_pids() -> list[int]:
     """Every pid that /proc shows us."""
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - names are all we want
