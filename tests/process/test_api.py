@@ -394,6 +394,7 @@ def test_a_client_that_never_reads_is_bounded(api: httpx.Client, person: Person)
             connection.close()
 
 
+@pytest.mark.timeout(300)
 def test_a_thousand_readers_of_events(api: httpx.Client, person: Person) -> None:
     """Every one of them gets every event, and a verb is still answered meanwhile."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

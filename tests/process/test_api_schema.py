@@ -36,6 +36,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
         person.leaves()
 
 
+@pytest.mark.timeout(300)
 def test_every_operation_keeps_to_the_document(served: tuple[str, str]) -> None:
     """Random valid and invalid requests to every operation; the daemon supervises throughout."""
     from schemathesis.checks import not_a_server_error
