@@ -191,6 +191,50 @@ def test_after_two_crashes_suspects_run_alone_and_neighbours_are_not_blamed(tmp_
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("max_attempts", [1, 2, 3, 5])
+def test_each_killer_is_found_and_nobody_else(tmp_path: Path, max_attempts: int) -> None:
+    """Two killers among ten, and one that merely raises: three dead letters, and every other item is handled once."""
+    path = tmp_path / "bot.db"
+    killers = {3, 6}
+    handled: list[int] = []
+
+    async def run() -> bool:
+        """Until a killer is met, as a process that dies there."""
+        async with Inbox(path) as inbox:
+            stream = inbox.stream("s")
+            await stream.begin()
+            dispatcher = Dispatcher(stream, concurrency=4, max_attempts=max_attempts, retry=AT_ONCE)
+            await dispatcher.open()
+            while stream.waiting:
+                taken = await take(dispatcher)
+                if killers & {item.id for item in taken}:
+                    assert dispatcher._committer is not None
+                    dispatcher._committer.cancel()
+                    return True
+                for item in taken:
+                    if item.id == 8:
+                        await item.failed("no")
+                    else:
+                        handled.append(item.id)
+                        await item.done()
+            await dispatcher.stop()
+            return False
+
+    async def scenario() -> int:
+        async with opened(path) as (stream, _, _):
+            await fill(stream, *(f"key {n}" for n in range(10)))
+        deaths = 0
+        while await run():
+            deaths += 1
+        async with opened(path) as (stream, _, _):
+            assert {letter.id for letter in stream.inbox.dead_letters()} == killers | {8}
+        return deaths
+
+    deaths = asyncio.run(scenario())
+    assert sorted(handled) == [0, 1, 2, 4, 5, 7, 9]
+    assert deaths <= 2 * max(2, max_attempts)
+
+
 def test_dead_letters_are_tried_again_or_dropped(tmp_path: Path) -> None:
     """A retry from here or from another process is noticed by a dispatcher at work."""
 

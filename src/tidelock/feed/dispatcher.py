@@ -234,15 +234,22 @@ class Dispatcher:
         if self._committer is not None:
             raise FeedError(f"the dispatcher of stream {self.stream.name!r} is already open")
         self._lanes, self._closing, self._revived = Lanes(), False, False
+        self._in_flight.clear()
+        self._background.clear()
         self._wake = await self.stream.listen()
         store, number = self.stream.inbox.store, self.stream.number
         async with store.transaction() as connection:
-            interrupted = connection.execute(SQL["items_interrupted"], (number,)).rowcount
+            running = connection.execute(SQL["items_running"], (number,)).fetchall()
+            dead: list[Any] = []
+            if len(running) == 1 and running[0][1] >= self.max_attempts:
+                # It was alone, so it was the one.
+                ((seq, attempts),) = running
+                error = f"the process died during attempt {attempts}"
+                dead = connection.execute(SQL["item_crashed_out"], (store.clock(), error, seq)).fetchall()
+            crash_point("feed.recover.blamed")
+            most = self.max_attempts - (len(running) > 1)
+            connection.execute(SQL["items_interrupted"], (most, number))
             crash_point("feed.recover.counted")
-            dead = connection.execute(
-                SQL["items_crashed_out"],
-                (store.clock(), f"the process died during attempt {self.max_attempts}", number, self.max_attempts),
-            ).fetchall()
         crash_point("feed.recover.committed")
         self.stream.recount(number)
         now, wall = self._now(), store.clock()
@@ -251,11 +258,11 @@ class Dispatcher:
             if due_at > wall:
                 # A stepped wall clock must not park an item for days.
                 self._lanes.delay(lane, now + min(due_at - wall, self._retry.cap_seconds))
-            if crashes and attempts == self.max_attempts - 1:
+            if crashes and attempts >= self.max_attempts - 1:
                 self._lanes.suspect(seq)
         self._stop_hearing = store.bell.listen(self._hear_bell)
-        if interrupted:
-            self.tell("crashed", in_flight=interrupted)
+        if running:
+            self.tell("crashed", in_flight=len(running))
         for seq, record_id, key, attempts, error in dead:
             self.tell("dead-letter", number=seq, id=record_id, key=key, attempts=attempts, error=error)
         self._committer = asyncio.get_running_loop().create_task(self._commit_forever(), name="feed committer")

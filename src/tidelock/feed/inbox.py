@@ -108,9 +108,8 @@ class Inbox:
 
     async def close(self) -> None:
         """Let go of the file; what is in it stays. Each ``open`` needs its own ``close``."""
-        self._opened -= 1
-        if self._store is not None and self._opened <= 0:
-            self._opened = 0
+        self._opened = max(0, self._opened - 1)
+        if self._store is not None and self._opened == 0:
             store, self._store = self._store, None
             for stream in self._streams.values():
                 stream.forget()
