@@ -266,7 +266,7 @@ def enter_cgroup(path: Path, pid: int) -> bool:
     when moves follow each other), so callers do it off the path of a start.
     """
     try:
-        fd = os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+        fd = os.open(f"{path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -312,7 +312,7 @@ def _is_dead(pid: int) -> bool:
 def kill_cgroup(path: Path) -> None:
     """End everything inside with SIGKILL, at once."""
     try:
-        fd = os.open(path / "cgroup.kill", os.O_WRONLY | os.O_CLOEXEC)
+        fd = os.open(f"{path}/cgroup.kill", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:  # gone already, or below 5.14: the signals to the members remain
         return
     try:
@@ -382,7 +382,7 @@ def _cgroup2_mount() -> Path | None:
 def _cgroup_pids(path: Path) -> list[int] | None:
     """The pids inside, zombies excluded by the kernel; None if the directory does not exist."""
     try:
-        fd = os.open(path / "cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"{path}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
