@@ -17,6 +17,7 @@ import pytest
 
 import tidelock.feed
 from support import feed_scenario as scenario
+from support.feed_places import quick_directory
 
 DEADLINE_SECONDS = 60
 SOURCE = Path(tidelock.feed.__file__).parent
@@ -30,6 +31,13 @@ POINTS = sorted(
         for point in re.findall(r'crash_point\("([^"]+)"\)', path.read_text())
     }
 )
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Files that outlive the processes of a test, in memory."""
+    with quick_directory() as place:
+        yield place
 
 
 @pytest.fixture(scope="module")
@@ -61,20 +69,20 @@ def test_the_points_are_found() -> None:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_nothing_is_lost_wherever_it_is_killed(
-    processes: multiprocessing.context.ForkServerContext, tmp_path: Path, point: str
+    processes: multiprocessing.context.ForkServerContext, directory: Path, point: str
 ) -> None:
     """Two kills at this point (the second one if it is visited that often), then a run to the end."""
-    scenario.prepare(tmp_path)
+    scenario.prepare(directory)
     kills = 0
     for visit in (1, 3):
-        code = finished(processes.Process(target=scenario.crash_at, args=(str(tmp_path), point, visit)))
+        code = finished(processes.Process(target=scenario.crash_at, args=(str(directory), point, visit)))
         assert code in {0, -signal.SIGKILL}
         kills += code != 0
-        if skip_was_begun(tmp_path):
-            scenario.downtime(tmp_path)
+        if skip_was_begun(directory):
+            scenario.downtime(directory)
     assert kills >= 1, f"the program never came to {point}"
-    assert finished(processes.Process(target=scenario.run, args=(str(tmp_path),))) == 0
-    check(tmp_path, kills)
+    assert finished(processes.Process(target=scenario.run, args=(str(directory),))) == 0
+    check(directory, kills)
 
 
 def skip_was_begun(directory: Path) -> bool:

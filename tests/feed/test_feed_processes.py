@@ -14,11 +14,19 @@ from typing import Any
 import pytest
 
 from support.feed_bots import CONCURRENCY, POISON, keep_working, meet_poison
+from support.feed_places import quick_directory
 from support.feed_scenario import noted
 from support.feed_upstream import Upstream, update
 
 DEADLINE_SECONDS = 60
 UPDATES = 300
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Files that outlive the processes of a test, in memory."""
+    with quick_directory() as place:
+        yield place
 
 
 @pytest.fixture(scope="module")
@@ -52,29 +60,29 @@ def until(fact: Any, process: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["inbox", "tx", "file"])
 def test_kill_9_again_and_again_loses_nothing(
-    processes: multiprocessing.context.ForkServerContext, tmp_path: Path, mode: str
+    processes: multiprocessing.context.ForkServerContext, directory: Path, mode: str
 ) -> None:
     """Five kills in the middle of the work, with a burst at the start and more coming in between."""
-    upstream = Upstream(tmp_path / "upstream.json")
+    upstream = Upstream(directory / "upstream.json")
     upstream.arrive(*(update(n, chat=n % 50) for n in range(1, 201)))
     rounds = (30, 70, 120, 170, 220)
     for round_number, enough in enumerate(rounds):
-        with running(processes.Process(target=keep_working, args=(str(tmp_path), mode))) as bot:
-            until(lambda: len(effects_of(tmp_path, mode)) >= enough, bot)  # noqa: B023 - called at once
+        with running(processes.Process(target=keep_working, args=(str(directory), mode))) as bot:
+            until(lambda: len(effects_of(directory, mode)) >= enough, bot)  # noqa: B023 - called at once
             os.kill(bot.pid, signal.SIGKILL)
             bot.join()
         upstream.arrive(*(update(n, chat=n % 50) for n in range(201 + 20 * round_number, 221 + 20 * round_number)))
-    with running(processes.Process(target=keep_working, args=(str(tmp_path), mode))) as bot:
-        until(lambda: len(set(effects_of(tmp_path, mode))) == UPDATES, bot)
+    with running(processes.Process(target=keep_working, args=(str(directory), mode))) as bot:
+        until(lambda: len(set(effects_of(directory, mode))) == UPDATES, bot)
         os.kill(bot.pid, signal.SIGTERM)
         bot.join(DEADLINE_SECONDS)
         assert bot.exitcode == 0
-    effects = Counter(effects_of(tmp_path, mode))
+    effects = Counter(effects_of(directory, mode))
     assert set(effects) == set(range(1, UPDATES + 1))
     in_flight = {"inbox": CONCURRENCY, "tx": 0, "file": 1}[mode]
     assert effects.total() - UPDATES <= in_flight * len(rounds)
     if mode != "file":
-        connection = sqlite3.connect(tmp_path / "bot.db")
+        connection = sqlite3.connect(directory / "bot.db")
         assert connection.execute("SELECT count(*) FROM tidelock_item").fetchone() == (0,)
         connection.close()
 
@@ -93,42 +101,42 @@ def effects_of(directory: Path, mode: str) -> list[int]:
 
 
 def test_sigterm_with_slow_handlers_loses_nothing(
-    processes: multiprocessing.context.ForkServerContext, tmp_path: Path
+    processes: multiprocessing.context.ForkServerContext, directory: Path
 ) -> None:
     """What is in flight finishes, nothing is done twice, the rest waits for the next run."""
-    upstream = Upstream(tmp_path / "upstream.json")
+    upstream = Upstream(directory / "upstream.json")
     upstream.arrive(*(update(n) for n in range(1, UPDATES + 1)))
     for stops in range(1, 4):
-        with running(processes.Process(target=keep_working, args=(str(tmp_path), "inbox"))) as bot:
-            until(lambda: len(noted(tmp_path, "effects")) >= 80 * stops, bot)  # noqa: B023 - called at once
+        with running(processes.Process(target=keep_working, args=(str(directory), "inbox"))) as bot:
+            until(lambda: len(noted(directory, "effects")) >= 80 * stops, bot)  # noqa: B023 - called at once
             os.kill(bot.pid, signal.SIGTERM)
             bot.join(DEADLINE_SECONDS)
             assert bot.exitcode == 0
-        assert noted(tmp_path, "stopped") == ["gracefully"] * stops
-    with running(processes.Process(target=keep_working, args=(str(tmp_path), "inbox"))) as bot:
-        until(lambda: len(noted(tmp_path, "effects")) >= UPDATES, bot)
-    assert Counter(int(line) for line in noted(tmp_path, "effects")) == Counter(range(1, UPDATES + 1))
+        assert noted(directory, "stopped") == ["gracefully"] * stops
+    with running(processes.Process(target=keep_working, args=(str(directory), "inbox"))) as bot:
+        until(lambda: len(noted(directory, "effects")) >= UPDATES, bot)
+    assert Counter(int(line) for line in noted(directory, "effects")) == Counter(range(1, UPDATES + 1))
 
 
 @pytest.mark.parametrize(("kind", "cursor"), [("exit", "inbox"), ("segfault", "inbox"), ("exit", "file")])
 def test_poison_is_set_aside_after_three_deaths(
-    processes: multiprocessing.context.ForkServerContext, tmp_path: Path, kind: str, cursor: str
+    processes: multiprocessing.context.ForkServerContext, directory: Path, kind: str, cursor: str
 ) -> None:
     """Three deaths, one dead letter, everything else done. (A handler that hangs: see test_in_a_deck.py.)"""
-    upstream = Upstream(tmp_path / "upstream.json")
+    upstream = Upstream(directory / "upstream.json")
     upstream.arrive(*(update(n) for n in range(1, 41)))
     codes = []
     while len(codes) < 5 and codes[-1:] != [0]:
-        with running(processes.Process(target=meet_poison, args=(str(tmp_path), kind, cursor))) as bot:
+        with running(processes.Process(target=meet_poison, args=(str(directory), kind, cursor))) as bot:
             bot.join(DEADLINE_SECONDS)
             codes.append(bot.exitcode)
     assert codes == [3 if kind == "exit" else -signal.SIGSEGV] * 3 + [0]
-    assert noted(tmp_path, "poisoned") == ["1", "2", "3"]
-    assert {int(line) for line in noted(tmp_path, "effects")} == set(range(1, 41)) - {POISON}
+    assert noted(directory, "poisoned") == ["1", "2", "3"]
+    assert {int(line) for line in noted(directory, "effects")} == set(range(1, 41)) - {POISON}
     if cursor == "inbox":
-        connection = sqlite3.connect(tmp_path / "bot.db")
+        connection = sqlite3.connect(directory / "bot.db")
         dead = connection.execute("SELECT id, state, attempts, crashes FROM tidelock_item").fetchall()
         connection.close()
         assert dead == [(POISON, 2, 3, 3)]
     else:
-        assert f'"id":{POISON}' in (tmp_path / "offset.txt.dead").read_text()
+        assert f'"id":{POISON}' in (directory / "offset.txt.dead").read_text()
