@@ -88,6 +88,8 @@ def _inhabit(daemon: Daemon) -> None:
     )
     daemon.start("mei", worker("quiet"), labels={"template": "telegram"})
     daemon.post("/workers/mei/stop")
+    while any(daemon.state(name) != "running" for name in BOTS):
+        time.sleep(0.2)
     # A restart of the daemon, so that adoption can be seen.
     daemon.kill()
     daemon.up()

@@ -4,6 +4,7 @@
 ``family`` forks a child; ``status`` speaks the notify protocol; ``stubborn`` ignores SIGTERM; ``crash`` fails at once.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -87,7 +88,8 @@ def _notify(text: str) -> None:
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+    # As libsystemd does: a manager that is not there just now is no reason to end.
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.connect("\0" + address[1:] if address.startswith("@") else address)
         channel.send(text.encode())
 

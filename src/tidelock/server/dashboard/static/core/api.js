@@ -23,9 +23,6 @@ export class Problem extends Error {
 /** Which field was refused, by the name a form uses, and why, without repeating that name. */
 function refused({ field = null, detail = '' }) {
   if (!field) return { field, detail };
-  // A field of the spec may be reported from the outside in: "spec.restart: restart.max_crashes: -4 was given…"
-  const inner = detail.match(/^spec[^:]*: ((?:[a-z_]+)(?:\.[a-z_]+)*(?:\[[^\]]*\])?): (.*)$/s);
-  if (inner) return { field: inner[1], detail: inner[2] };
   const name = field.replace(/^spec\./, '');
   const reason = [`${field}: `, `${name}: `].reduce((text, prefix) => (text.startsWith(prefix) ? text.slice(prefix.length) : text), detail);
   return { field: name, detail: reason.replace(/^Expected `(int|float)`.*/, 'A number is expected.') };

@@ -15,11 +15,12 @@ export function duration(seconds) {
 /** just now, 12s ago, 3m ago, 5h ago, 2d ago; or "in 4s". */
 export function ago(at, now) {
   const seconds = Math.round((now - at) / 1000);
-  if (seconds < -1) return `in ${coarse(-seconds)}`;
-  return seconds <= 1 ? 'just now' : `${coarse(seconds)} ago`;
+  if (seconds < -1) return `in ${span(-seconds)}`;
+  return seconds <= 1 ? 'just now' : `${span(seconds)} ago`;
 }
 
-function coarse(s) {
+/** 12s, 3m, 5h, 2d: one unit. */
+export function span(s) {
   if (s < 60) return `${s}s`;
   if (s < 3600) return `${Math.floor(s / 60)}m`;
   if (s < 86_400) return `${Math.floor(s / 3600)}h`;

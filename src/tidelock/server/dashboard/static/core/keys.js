@@ -17,10 +17,17 @@ export function useKeys(group, keys) {
   });
 }
 
-export const knownKeys = () => layers.map(({ group, keys }) => ({
-  group,
-  keys: Object.entries(keys).map(([key, [label]]) => ({ key, label })),
-}));
+/** What is heard now, by group; where two layers hear one key, the newer one. */
+export function knownKeys() {
+  const groups = new Map();
+  const taken = new Set();
+  for (const { group, keys } of layers.toReversed()) {
+    const heard = Object.entries(keys).filter(([key]) => !taken.has(key)).map(([key, [label]]) => ({ key, label }));
+    for (const { key } of heard) taken.add(key);
+    groups.set(group, [...(groups.get(group) || []), ...heard]);
+  }
+  return [...groups].map(([group, keys]) => ({ group, keys }));
+}
 
 addEventListener('keydown', (press) => {
   if (press.defaultPrevented || press.ctrlKey || press.metaKey || press.altKey) return;

@@ -26,7 +26,7 @@ export function DeckView({ params }) {
   const chosen = useMemo(() => new Set(state.split(',').filter(Boolean)), [state]);
 
   useEffect(() => { document.title = 'Deck · Tidelock'; }, []);
-  useKeys('Everywhere', { '/': ['Search', () => box.current?.focus()] });
+  useKeys('Deck', { '/': ['Search', () => box.current?.focus()] });
 
   const all = [...rows.values()];
   const counts = countStates(all);

@@ -31,7 +31,7 @@ export function ConnectionBanner() {
   if (standing === 'lost') {
     return html`
       <div class="banner tone-bad" role="alert">
-        <p><strong>Not connected.</strong> The daemon does not answer since <time title=${absolute(since)}>${new Date(since).toLocaleTimeString()}</time>;
+        <p><strong>Not connected.</strong> The daemon does not answer since <time title=${absolute(since)}>${new Date(since).toLocaleTimeString([], { hour12: false })}</time>;
         what you see is from then. Adoptable workers keep running without it, and nobody restarts them until it is back.
         ${retryAt && html` Trying again <${Countdown} until=${new Date(retryAt).toISOString()} />.`}</p>
         <button class="button is-small" onClick=${retryNow}>Try now</button>

@@ -3,7 +3,7 @@
 import { html, classes, useEffect, useRef, useState } from '../core/html.js';
 import { address, api } from '../core/api.js';
 import { connection } from '../core/deck.js';
-import { whole } from '../core/format.js';
+import { absolute, whole } from '../core/format.js';
 import { useKeys } from '../core/keys.js';
 import { keepStream } from '../core/stream.js';
 import { paint, plain } from './ansi.js';
@@ -125,6 +125,15 @@ function WholeLog({ found, onClose }) {
 
 const escapeForGrep = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, '\\$&');
 
+/** The daemon's own note between two runs, as people read it; null for a line of the worker. */
+function noteIn(text) {
+  const found = text.match(/^--- tidelock (\S+) (\w+) pid=(\d+) ?(.*?) ?---$/);
+  if (!found) return null;
+  const [, at, what, pid, more] = found;
+  const how = more.replace(/cookie=\S+/, '').trim();
+  return `${what} · pid ${pid}${how ? ` · ${how}` : ''} · ${absolute(at)}`;
+}
+
 /** The lines in the document; knows nothing of where they come from. */
 class Pages {
   constructor(paper, hear) {
@@ -203,8 +212,11 @@ class Pages {
       }
       const element = document.createElement('div');
       element.className = 'log-line';
-      paint(element, text);
-      if (text.startsWith('--- tidelock ')) element.classList.add('is-mark'); // the daemon's own note between two runs
+      const note = noteIn(text);
+      if (note) {
+        element.classList.add('is-mark');
+        element.textContent = note;
+      } else paint(element, text);
       if (!element.textContent) element.append('\u200b');
       block.element.append(element);
       const line = { element, text: element.textContent.toLowerCase() };

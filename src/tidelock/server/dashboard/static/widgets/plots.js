@@ -28,7 +28,7 @@ export function Plots({ name, alive }) {
       clearInterval(timer);
     };
   }, [name]);
-  const few = !ring || ring.at.length < 2;
+  const few = !ring || ring.rss.filter((value) => value !== null).length < 2;
   return html`
     <section class="panel plots" aria-label="Resources over the last hour">
       <header class="panel-head"><h2>Resources</h2><span class="quiet">last hour</span></header>

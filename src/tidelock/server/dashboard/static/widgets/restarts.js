@@ -1,7 +1,7 @@
 // Crashes within the breaker's window, how near the breaker is, and when the next start comes.
 import { html, useEffect, useState } from '../core/html.js';
 import { everySecond, serverNow } from '../core/clock.js';
-import { absolute, duration, plural } from '../core/format.js';
+import { absolute, plural, span } from '../core/format.js';
 import { Countdown, When } from './when.js';
 
 export function Restarts({ status, spec, crashTimes }) {
@@ -16,12 +16,12 @@ export function Restarts({ status, spec, crashTimes }) {
     <section class="panel restarts" aria-label="Restarts">
       <header class="panel-head"><h2>Restarts</h2><span class="quiet">${policy.policy || ''}</span></header>
       ${status.state === 'backoff' && status.backoff_until && html`<p class="restarts-next"><${BackoffRing} until=${status.backoff_until} now=${now} cap=${policy.backoff_cap_seconds || 60} />Next start <b><${Countdown} until=${status.backoff_until} /></b></p>`}
-      ${status.state === 'failed' && html`<p class="restarts-next state-failed">The breaker is open: it crashed more than ${plural(most, 'time')} in ${duration(window / 1000)} and waits for you. Reset starts afresh.</p>`}
-      <svg class="crash-strip" viewBox="0 0 300 26" preserveAspectRatio="none" role="img" aria-label="${plural(inWindow.length, 'crash', 'crashes')} in the last ${duration(window / 1000)}">
+      ${status.state === 'failed' && html`<p class="restarts-next state-failed">The breaker is open: it crashed more than ${plural(most, 'time')} in ${span(window / 1000)} and waits for you. Reset starts afresh.</p>`}
+      <svg class="crash-strip" viewBox="0 0 300 26" preserveAspectRatio="none" role="img" aria-label="${plural(inWindow.length, 'crash', 'crashes')} in the last ${span(window / 1000)}">
         <path d="M0 13H300" class="strip-line" />
         ${inWindow.map((at) => html`<rect key=${at} x=${300 - ((now - at) / window) * 300 - 1.5} y="4" width="3" height="18" rx="1.5" class="strip-crash"><title>${absolute(at)}</title></rect>`)}
       </svg>
-      <p class="strip-scale quiet"><span>${duration(window / 1000)} ago</span><span>now</span></p>
+      <p class="strip-scale quiet"><span>${span(window / 1000)} ago</span><span>now</span></p>
       <dl class="facts is-tight">
         <div><dt>Crashes in the window</dt><dd class="num">${inWindow.length} of ${most} allowed</dd></div>
         <div><dt>Restarts, all told</dt><dd class="num">${status.restarts}</dd></div>

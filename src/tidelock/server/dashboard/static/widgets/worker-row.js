@@ -9,8 +9,13 @@ import { Sparkline } from './sparkline.js';
 import { VERBS } from './verbs.js';
 import { Countdown, Uptime } from './when.js';
 
-/** The daemon's own note in a log, between two runs; not something the worker said. */
-const isMark = (line) => line.startsWith('--- tidelock ');
+/** The last line as the row shows it: what the worker said, or quietly the daemon's own note between two runs. */
+function lastLine(line) {
+  if (!line) return html`<span class="quiet">no output yet</span>`;
+  const note = line.match(/^--- tidelock \S+ (started|ended) pid=\d+ ?(.*?) ?---$/);
+  if (!note) return plain(line);
+  return html`<span class="quiet">${note[1] === 'ended' ? `ended: ${note[2]}` : 'no output since its start'}</span>`;
+}
 
 const SHOWN = ['status', 'spark', 'line', 'selected', 'active', 'index', 'transform', 'height', 'label'];
 
@@ -46,7 +51,7 @@ export class WorkerRow extends Component {
         <div role="gridcell" class="c-cpu meter"><${Sparkline} values=${status.pid ? spark?.cpu : null} floor=${5} label="CPU, last ten minutes" /><span class="num">${percent(status.cpu_percent)}</span></div>
         <div role="gridcell" class="c-rss meter"><${Sparkline} values=${status.pid ? spark?.rss : null} floor=${1e6} label="Memory, last ten minutes" /><span class="num">${bytes(status.rss_bytes)}</span></div>
         <div role="gridcell" class="c-exit num tone-${end.tone}">${end.text}</div>
-        <div role="gridcell" class="c-line" title=${line ? plain(line) : undefined}>${status.status_text ? html`<span class="status-text">${status.status_text}</span>` : line && !isMark(line) ? plain(line) : html`<span class="quiet">no output yet</span>`}</div>
+        <div role="gridcell" class="c-line" title=${line ? plain(line) : undefined}>${status.status_text ? html`<span class="status-text">${status.status_text}</span>` : lastLine(line)}</div>
         <div role="gridcell" class="c-acts">
           <button class="icon-button" tabindex=${tab} aria-label="${VERBS[verb].label} ${status.name}" title=${VERBS[verb].label} onClick=${() => onAct(verb)}><${Icon} name=${verb} /></button>
           <button class="icon-button" tabindex=${tab} aria-label="Restart ${status.name}" title="Restart" disabled=${!VERBS.restart.fits(status)} onClick=${() => onAct('restart')}><${Icon} name="restart" /></button>
