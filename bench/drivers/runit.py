@@ -14,7 +14,7 @@ class Runit(Driver):
     """runsvdir with one runsv per worker."""
 
     name = "runit"
-    about = "a service directory per worker whose `run` is the worker itself (no shell); `runsvdir`, `sv force-stop`"
+    about = "a service directory per worker, `run` is `#!/bin/sh` and `exec`; `runsvdir`, `sv force-stop`"
     most = 1000
     helpers = True
     keeps_logs = True
@@ -30,7 +30,7 @@ class Runit(Driver):
         for worker in self.plan.workers:
             service = self._services / worker.name
             service.mkdir(parents=True, exist_ok=True)
-            write_run(service, worker.order)
+            write_run(service, worker.command)
             if self.plan.keeps_logs:
                 (service / "kept").mkdir(exist_ok=True)
                 (service / "kept" / "config").write_text(f"s{self.plan.log_bytes}\nn{self.plan.log_keep}\n")

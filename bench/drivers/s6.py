@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from bench.drivers.driver import Driver, Span, installed, wait_until
-from bench.places import PEERS, STAMP
+from bench.places import PEERS
 
 _ROOT = PEERS / "s6"
 
@@ -24,7 +24,7 @@ class S6(Driver):
 
     name = "s6"
     about = (
-        "a service directory per worker whose `run` is the worker itself (no shell); "
+        "a service directory per worker, `run` is `#!/bin/sh` and `exec`; "
         "`s6-svscanctl -a` to start, `d` into each control fifo (as `s6-svc -d`) to stop"
     )
     helpers = True
@@ -45,7 +45,7 @@ class S6(Driver):
         for worker in self.plan.workers:
             service = self.plan.directory / "services" / worker.name
             service.mkdir(parents=True, exist_ok=True)
-            write_run(service, worker.order)
+            write_run(service, worker.command)
             if self.plan.keeps_logs:
                 write_logger(service, f"s6-log n{self.plan.log_keep} s{self.plan.log_bytes} {service}/kept")
             (service / "timeout-kill").write_text(f"{self.plan.grace_seconds * 1000:.0f}\n")
@@ -87,8 +87,11 @@ def kept_by_logger(directory: Path) -> list[Path]:
     return [*sorted(directory.glob("@*")), directory / "current"]
 
 
-def write_run(service: Path, order: str) -> None:
-    """A ``run`` file whose interpreter is the worker: one exec, no shell in between."""
+def write_run(service: Path, command: list[str]) -> None:
+    """A ``run`` file as the manuals write it: a shell that becomes the worker.
+
+    With the worker itself as the file's interpreter a start takes about 0.8 ms instead; nobody's services look so.
+    """
     run = service / "run"
-    run.write_text(f"#!{STAMP} {order}\n")
+    run.write_text(f"#!/bin/sh\nexec {' '.join(command)}\n")
     run.chmod(0o755)

@@ -2,7 +2,7 @@
  *
  *     stamp BOARD:SLOT:MODE[:COUNT]
  *
- * One argument, so that it also works as a script's interpreter line (s6 and runit start a `run` file);
+ * One argument, so that every manager can pass it without quoting;
  * $STAMP is read where a manager chooses the arguments itself (workerdeck).
  *
  * MODE   plain   wait for a signal
