@@ -95,7 +95,7 @@ class Nursery:
         self.started.append(one)  # before anything can fail: whoever is in the list is ended
         if cgroup is not None:
             assert containment.make_cgroup(cgroup)
-            assert containment.gather_into_cgroup(one.tree, cgroup)
+            assert containment.gather_into_cgroups([(one.tree, cgroup)])
             one.tree = Tree(name, cookie, lock_path, spawned.identity, cgroup)
         return one
 

@@ -8,6 +8,7 @@ meanwhile.
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -15,8 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from tidelock.errors import KernelError
 from tidelock.kernel import containment
 from tidelock.kernel.containment import Tree
+
+_log: Final = logging.getLogger("tidelock.deck")
 
 _QUIET_SECONDS: Final = 0.05
 _LONGEST_WAIT_SECONDS: Final = 1.0
@@ -55,15 +59,15 @@ class Gatherer:
         self._order(cgroup)
 
     def close(self, home: Path | None) -> None:
-        """Do what was ordered, remove the deck's own directory if it is empty, then end."""
-        if self._timer is not None or (self._thread is not None and home is not None):
-            if home is not None:
-                self._waiting.append(home)
+        """Do what was ordered, end, and remove every directory of the deck that is empty."""
+        if self._timer is not None:
             self._hand_over()
         if self._thread is not None:
             self._batches.put(None)
             self._thread.join()
             self._thread = None
+        if home is not None:
+            containment.remove_cgroups(home)
 
     def _order(self, order: "Order") -> None:
         now = self._loop.time()
@@ -87,14 +91,16 @@ class Gatherer:
 
     def _run(self) -> None:
         while (batch := self._batches.get()) is not None:
-            done: list[Gathered] = []
+            moves = [order for order in batch if not isinstance(order, Path)]
+            try:
+                done = [Gathered(tree, cgroup) for tree, cgroup in containment.gather_into_cgroups(moves)]
+            except (KernelError, OSError) as err:  # out of descriptors: their trees stay known by cookie and lock
+                _log.warning("%d workers could not be moved into their cgroups: %s", len(moves), err)
+                continue
+            # After all moves: a directory that somebody moved into is busy and stays.
             for order in batch:
-                match order:
-                    case Path():
-                        containment.remove_cgroup(order)
-                    case tree, cgroup:
-                        if containment.make_cgroup(cgroup) and containment.gather_into_cgroup(tree, cgroup):
-                            done.append(Gathered(tree, cgroup))
+                if isinstance(order, Path):
+                    containment.remove_cgroup(order)
             if done:
                 self._tell(done)
 

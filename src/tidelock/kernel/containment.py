@@ -20,7 +20,8 @@ import errno
 import os
 import secrets
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,6 +35,7 @@ from tidelock.model import Containment, Cookie, Identity, Limits
 
 _COOKIE_KEY: Final = f"{COOKIE_ENV}=".encode()
 _CPU_PERIOD_MICROSECONDS: Final = 100_000
+_GATHER_LOOKS: Final = 64  # a tree that still forks outside after so many looks is left to its cookie
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,28 +280,73 @@ def enter_cgroup(path: Path, pid: int) -> bool:
     return True
 
 
-def gather_into_cgroup(tree: Tree, path: Path) -> bool:
-    """Move the whole tree into its cgroup: the leader first, then whatever it forked before it was inside.
+def gather_into_cgroups(orders: Sequence[tuple[Tree, Path]]) -> list[tuple[Tree, Path]]:
+    """Move whole trees into their cgroups: each leader first, then whatever was forked before it was inside.
 
-    A child inherits the cgroup of its parent, so once a pass finds nobody outside, nobody can get outside.
+    A child inherits the cgroup of its parent, so once a look finds nobody outside, nobody can get outside. One look
+    is one pass over /proc for all trees: what daemonised before its leader was moved has no parent in the tree any
+    more, and only its cookie tells. Returns the orders whose trees are inside.
     """
-    if tree.identity is None or not enter_cgroup(path, tree.identity.pid):
+    inside_by_cookie = {tree.cookie: (tree, path) for tree, path in orders if _enter_leader(tree, path)}
+    done: list[tuple[Tree, Path]] = []
+    waiting = inside_by_cookie
+    for _ in range(_GATHER_LOOKS):
+        if not waiting:
+            break
+        # In this order: whoever is forked by somebody inside is inside, so a list of members that is older than the
+        # list of those inside can only name too few outside, never too many.
+        scanned = cookie_scan(waiting)
+        unfinished = {}
+        for cookie, (tree, path) in waiting.items():
+            leader = tree.identity.pid if tree.identity is not None else 0
+            members_seen = dict.fromkeys([*_descendants(leader), *scanned[cookie]])
+            inside = set(_cgroup_pids(path) or ())
+            outside = [pid for pid in members_seen if pid not in inside and not _is_dead(pid)]
+            for pid in outside:
+                if _enter_member(tree, path, pid, inside | {leader}):
+                    inside.add(pid)
+            if outside:
+                unfinished[cookie] = (tree, path)
+            else:
+                done.append((tree, path))
+        waiting = unfinished
+    return done
+
+
+def _enter_leader(tree: Tree, path: Path) -> bool:
+    identity = tree.identity
+    if identity is None or not make_cgroup(path):
         return False
-    forked = False
-    for _ in range(64):
-        # In this order: whoever is forked by somebody inside is inside, so a list of descendants that is older
-        # than the list of those inside can only name too few outside, never too many.
-        descendants = _descendants(tree.identity.pid)
-        if forked:  # what it forked may have forked and left, too: then only the cookie finds it
-            descendants += cookie_scan([tree.cookie])[tree.cookie]
-        inside = set(_cgroup_pids(path) or ())
-        outside = [pid for pid in descendants if pid not in inside and not _is_dead(pid)]
-        if not outside and (not descendants or forked):
-            return True
-        forked = True
-        for pid in outside:
-            enter_cgroup(path, pid)
-    return False
+    # The order to move it may be a second old: its pid may be a stranger's by now.
+    return _enter_verified(path, identity.pid, lambda pidfd: ids.is_same(identity, pidfd))
+
+
+def _enter_member(tree: Tree, path: Path, pid: int, parents: AbstractSet[int]) -> bool:
+    return _enter_verified(path, pid, lambda _: cookie_of(pid) == tree.cookie or ids.read_stat(pid).ppid in parents)
+
+
+def _enter_verified(path: Path, pid: int, is_ours: Callable[[int], bool]) -> bool:
+    """Move a process into the cgroup if it is proven to be ours; what a reused pid moved by mistake is put back.
+
+    cgroup.procs takes a number. The pidfd is opened first and asked again afterwards: while its process lives, the
+    number cannot have been a stranger's.
+    """
+    try:
+        pidfd = ids.open_pidfd(pid)
+    except KernelError:
+        return False
+    try:
+        if not is_ours(pidfd) or ids.is_readable(pidfd) or not enter_cgroup(path, pid):
+            return False
+        moved = ids.is_alive(pidfd)
+        if not moved and pid in (_cgroup_pids(path) or ()):  # a zombie is not listed, so this is somebody else
+            enter_cgroup(path.parent.parent, pid)
+    except KernelError:
+        return False
+    else:
+        return moved
+    finally:
+        os.close(pidfd)
 
 
 def _is_dead(pid: int) -> bool:
@@ -327,6 +374,15 @@ def remove_cgroup(path: Path) -> None:
     """Remove an empty directory; a busy one stays and is removed with the next stop."""
     with contextlib.suppress(OSError):
         path.rmdir()
+
+
+def remove_cgroups(home: Path) -> None:
+    """Remove a deck's directory with every empty one in it; what is busy stays for the next owner."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(home):
+            if entry.is_dir(follow_symlinks=False):
+                remove_cgroup(Path(entry.path))
+    remove_cgroup(home)
 
 
 def apply_cgroup_limits(path: Path, limits: Limits) -> None:

@@ -12,21 +12,33 @@ import errno
 import fcntl
 import os
 from pathlib import Path
+from time import monotonic, sleep
+from typing import Final
 
 from tidelock.errors import KernelError, ResourceExhausted, StateDirRefused
+
+_LOOKER_SECONDS: Final = 0.0005  # a look lasts microseconds, unless its process is off the processor
+_LOOKERS_PATIENCE_SECONDS: Final = 2.0  # who holds a shared lock for longer than that is no looker of ours
 
 
 def take(path: Path) -> int | None:
     """The descriptor that holds the lock now, or None if somebody else holds it."""
+    patience_ends = monotonic() + _LOOKERS_PATIENCE_SECONDS
     while True:
         fd = _open(path)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as err:
+            if not _try(fd, path, fcntl.LOCK_EX):
+                # Somebody may only have been looking (is_held takes a shared lock for a moment): beside a looker a
+                # shared lock can be had, beside a holder it cannot.
+                held = not _try(fd, path, fcntl.LOCK_SH)
+                os.close(fd)
+                if held or monotonic() > patience_ends:
+                    return None
+                sleep(_LOOKER_SECONDS)
+                continue
+        except KernelError:
             os.close(fd)
-            if err.errno in {errno.EWOULDBLOCK, errno.EACCES}:  # held; some network file systems say EACCES
-                return None
-            raise KernelError(f"{path}: flock: {err.strerror} (errno {err.errno})") from err
+            raise
         # Between our open and our lock the file may have been removed with its worker; a lock on the old
         # inode would exclude nobody.
         try:
@@ -47,14 +59,9 @@ def is_held(path: Path) -> bool:
         raise _translated(err, path) from err
     try:
         # A shared try would succeed beside other shared tries of ours and still fails against the holder.
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as err:
-        if err.errno in {errno.EWOULDBLOCK, errno.EACCES}:
-            return True
-        raise KernelError(f"{path}: flock: {err.strerror} (errno {err.errno})") from err
+        return not _try(fd, path, fcntl.LOCK_SH)
     finally:
         os.close(fd)
-    return False
 
 
 def holders(path: Path) -> list[int]:
@@ -98,6 +105,16 @@ def _carries(pid: int, name: str, wanted: os.stat_result) -> bool:
                     if any(line.startswith("lock:") and "FLOCK" in line for line in info):
                         return True
     return False
+
+
+def _try(fd: int, path: Path, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError as err:
+        if err.errno in {errno.EWOULDBLOCK, errno.EACCES}:  # held; some network file systems say EACCES
+            return False
+        raise KernelError(f"{path}: flock: {err.strerror} (errno {err.errno})") from err
+    return True
 
 
 def _open(path: Path) -> int:

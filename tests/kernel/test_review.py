@@ -1,0 +1,105 @@
+"""What a hostile reading of the kernel layer found, and what holds since."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.kernel_trees import Nursery, wait_readable
+from tidelock.kernel import containment, exits, flock
+from tidelock.kernel import identity as ids
+from tidelock.kernel.containment import Tree
+from tidelock.kernel.escalation import Subject, stop_trees
+
+NS_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
+
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        say = int(os.environ["SAY"])
+        os.write(say, f"{os.getpid()}\\n".encode())
+        os.closerange(0, 100)
+        time.sleep(100)
+    os._exit(0)
+os.wait()
+os.write(int(os.environ["SAY"]), b"forked\\n")
+time.sleep(100)
+"""
+
+
+def test_what_daemonised_before_its_leader_was_moved_is_moved_too(nursery: Nursery, cgroup_dir: Path) -> None:
+    """It has left its parent, its session and every descriptor; its cookie tells, and a stop ends it."""
+    one = nursery.start([sys.executable, "-c", DAEMON])
+    said = {one.line(), one.line()}
+    daemon = int((said - {"forked"}).pop())
+    pidfd = ids.open_pidfd(daemon)
+    try:
+        assert containment.gather_into_cgroups([(one.tree, cgroup_dir / "w")]) == [(one.tree, cgroup_dir / "w")]
+        assert (
+            daemon in containment.members([Tree("w", one.tree.cookie, None, None, cgroup_dir / "w")])[one.tree.cookie]
+        )
+
+        one.tree = Tree(one.tree.name, one.tree.cookie, one.tree.lock_path, one.tree.identity, cgroup_dir / "w")
+        outcome = stop_trees([Subject(one.tree, one.pidfd, signal.SIGTERM, 5)])[one.tree.name]
+
+        assert outcome.gone
+        assert ids.is_readable(pidfd), "the daemon has ended"
+    finally:
+        os.close(pidfd)
+
+
+@pytest.mark.skipif(
+    not os.access(NS_LAST_PID, os.W_OK) or os.geteuid() != 0, reason="needs root and a writable ns_last_pid"
+)
+def test_a_stranger_with_a_reused_pid_is_not_moved_into_a_cgroup(nursery: Nursery, cgroup_dir: Path) -> None:
+    """A late order to move a worker that has ended meanwhile: whoever has its pid now would die with the next stop."""
+    stranger = None
+    for _ in range(100):  # other programs fork on this machine too, and may take the pid first
+        one = nursery.start(["sleep", "100"])
+        ids.send_signal(one.pidfd, signal.SIGKILL)
+        wait_readable(one.pidfd)
+        exits.reap_child(one.pidfd)
+        NS_LAST_PID.write_text(str(one.pid - 1))
+        candidate = subprocess.Popen(["sleep", "100"])
+        if candidate.pid == one.pid:
+            stranger = candidate
+            break
+        candidate.kill()
+        candidate.wait()
+    assert stranger is not None, "no freed pid could be taken in 100 attempts"
+    try:
+        before = Path(f"/proc/{stranger.pid}/cgroup").read_text()
+        assert containment.gather_into_cgroups([(one.tree, cgroup_dir / "w")]) == []
+        assert Path(f"/proc/{stranger.pid}/cgroup").read_text() == before
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_look_at_a_lock_is_never_taken_for_a_holder(tmp_path: Path) -> None:
+    """Somebody asks all the time whether the lock is held; whoever takes it gets it all the same."""
+    path = tmp_path / "lock"
+    path.touch()
+    code = (
+        "import sys; from pathlib import Path; from tidelock.kernel import flock\n"
+        "print('looking', flush=True)\n"
+        "while True: flock.is_held(Path(sys.argv[1]))"
+    )
+    looker = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+    try:
+        assert looker.stdout is not None
+        assert looker.stdout.readline() == b"looking\n"
+        for _ in range(3000):
+            fd = flock.take(path)
+            assert fd is not None, "a look was taken for a holder"
+            os.close(fd)
+    finally:
+        looker.kill()
+        looker.wait()
+        assert looker.stdout is not None
+        looker.stdout.close()
