@@ -27,7 +27,7 @@ from tidelock.feed.dispatcher import CONCURRENCY, MAX_ATTEMPTS, Dispatcher, Item
 from tidelock.feed.handling import KeyOf, Listener, call, keyed, retry_after_of
 from tidelock.feed.inbox import Inbox, Stream
 from tidelock.feed.one_by_one import SOURCE_RETRY, OneByOne
-from tidelock.feed.records import Batch, Cursor, Delivery, FirstRun, Source, Start
+from tidelock.feed.records import Batch, Counts, Cursor, Delivery, FirstRun, Source, Start
 from tidelock.feed.reporting import Reporter, StreamReport
 from tidelock.feed.sources.polled import as_source
 
@@ -161,6 +161,8 @@ class Feed:
                 self._reporter.open()
             self._pump_task = asyncio.get_running_loop().create_task(self._pump(start), name="feed pump")
         except BaseException:
+            with contextlib.suppress(Exception):
+                await self._dispatcher.stop(0)
             await self.inbox.close()
             raise
         return self
@@ -168,6 +170,10 @@ class Feed:
     async def take(self, most: int | None = None) -> list[Item]:
         """Wait for work: up to ``most`` items whose attempts are on disk. FeedClosed once the feed is closing."""
         return await self._dispatcher.take(most)
+
+    def counts(self) -> Counts:
+        """How many are done, waiting, in flight and dead."""
+        return self.stream.counts()
 
     async def exhausted(self) -> None:
         """Wait until the source has said that nothing will come again and all of it is done."""
