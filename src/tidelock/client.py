@@ -12,6 +12,7 @@ registry.
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
@@ -30,6 +31,9 @@ Lines: TypeAlias = list[str]
 __all__ = ["Client", "Refusal"]
 
 SOCKET_NAME: Final = "deck.sock"
+# How long an owner that has the deck's lock may take to serve its socket: it recovers the deck first.
+PATIENCE_SECONDS: Final = 3.0
+_LOOK_AGAIN_SECONDS: Final = 0.05
 
 
 class Refusal(OwnerRefused):
@@ -50,9 +54,16 @@ class Client:
     ...     print(client.status("alice").state)
     """
 
-    def __init__(self, state_dir: str | os.PathLike[str], timeout_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        state_dir: str | os.PathLike[str],
+        timeout_seconds: float | None = None,
+        *,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
         self._state_dir = Path(state_dir)
         self._timeout_seconds = timeout_seconds
+        self._patience_seconds = patience_seconds
         self._connection: _UnixConnection | None = None
 
     def __enter__(self) -> Self:
@@ -145,6 +156,9 @@ class Client:
         response = self._send(method, path, body, query, {})
         try:
             raw = response.read()
+        except TimeoutError as error:
+            self.close()
+            raise ClientError(_silent(self._state_dir, self._timeout_seconds)) from error
         except (OSError, HTTPException) as error:
             self.close()
             raise ClientError(_vanished(self._state_dir)) from error
@@ -186,6 +200,9 @@ class Client:
         try:
             connection.request(method, target, payload, {**own, **headers})
             return connection.getresponse()
+        except TimeoutError as error:
+            self.close()
+            raise ClientError(_silent(self._state_dir, self._timeout_seconds)) from error
         except (OSError, HTTPException) as error:
             self.close()
             # A connection that was kept may have been closed by the owner between two verbs: nothing was sent then.
@@ -196,7 +213,15 @@ class Client:
     def _connected(self) -> "_UnixConnection":
         if self._connection is None:
             connection = _UnixConnection(self._state_dir, self._timeout_seconds)
-            connection.connect()
+            deadline = time.monotonic() + self._patience_seconds
+            while True:
+                try:
+                    connection.connect()
+                    break
+                except NoOwner:
+                    if time.monotonic() >= deadline or not _is_owned(self._state_dir):
+                        raise
+                    time.sleep(_LOOK_AGAIN_SECONDS)  # noqa: TID251 - a socket that is not there yet gives no event
             self._connection = connection
         return self._connection
 
@@ -222,6 +247,13 @@ class _UnixConnection(HTTPConnection):
             connection.close()
             raise ClientError(f"cannot reach the owner of {self._state_dir}: {error.strerror}") from error
         self.sock = connection
+
+
+def _is_owned(state_dir: Path) -> bool:
+    from tidelock.kernel import flock  # noqa: PLC0415 - needed only when nobody answers
+
+    lock = state_dir / "deck.lock"
+    return lock.exists() and flock.is_held(lock)
 
 
 def _worker(name: str, verb: str = "") -> str:
@@ -256,6 +288,10 @@ def _vanished(state_dir: Path) -> str:
         f"the owner of {state_dir} went away before it answered; "
         f"what it had done is recorded: look with `tidelock ps`, and start it with `tidelock up`"
     )
+
+
+def _silent(state_dir: Path, seconds: float | None) -> str:
+    return f"the owner of {state_dir} did not answer within {seconds:g} s" if seconds else "the owner did not answer"
 
 
 def _event_data(response: HTTPResponse) -> Iterator[bytes]:

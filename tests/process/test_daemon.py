@@ -99,6 +99,33 @@ def test_a_port_that_is_taken_is_told_and_nothing_stays(person: Person) -> None:
     assert processes_of(person.state) == []
 
 
+def test_the_usual_port_may_be_another_decks(person: Person) -> None:
+    """Nobody asked for that port, so any other will do; the link shows which."""
+    with socket.socket() as other:
+        # Whoever has the port, this test or another on the machine, it is taken.
+        with contextlib.suppress(OSError):
+            other.bind(("127.0.0.1", 8787))
+            other.listen()
+        shown = person.types("up", "--detach").stdout
+    link = re.search(r"http://127\.0\.0\.1:(\d+)/login", shown)
+    assert link is not None
+    assert int(link.group(1)) != 8787
+
+
+def test_a_hung_owner_does_not_hang_the_verb_that_shows_it(person: Person) -> None:
+    """A stopped daemon does not answer; `ps` says so and shows what the registry and the kernel know."""
+    owner = person.up()
+    person.types("start", "alice", *SLEEPER)
+    with pidfd_of(owner) as pidfd:
+        signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+        try:
+            shown = person.types("ps", "--json")
+        finally:
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+    assert "did not answer" in shown.stderr
+    assert [worker["state"] for worker in json.loads(shown.stdout)["workers"]] == ["running"]
+
+
 def test_a_broken_file_is_refused_before_anything_is_touched(person: Person, tmp_path: Path) -> None:
     """Line, key and suggestion; no state directory appears."""
     file = tmp_path / "broken.toml"

@@ -43,7 +43,7 @@ def _print_past(options: Namespace) -> int:
     last = options.after or 0
     found: list[dict[str, Any]] = []
     try:
-        with Client(options.state) as client:
+        with Client(options.state, patience_seconds=0) as client:
             while batch := client.document("GET", "/api/v1/events", after=last, limit=5000, worker=options.worker):
                 last = batch[-1]["id"]
                 found += batch

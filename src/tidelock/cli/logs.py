@@ -65,7 +65,7 @@ def _supervised(state: Path) -> bool:
     from tidelock.errors import ClientError
 
     try:
-        with Client(state) as client:
+        with Client(state, patience_seconds=0) as client:
             client.connect()
     except ClientError:
         return False

@@ -9,8 +9,10 @@ from typing import Any
 
 from tidelock.cli import DONE, output
 from tidelock.client import Client
-from tidelock.errors import NoOwner
+from tidelock.errors import ClientError, NoOwner
 
+# A hung owner must not hang the one verb that shows it.
+ANSWER_SECONDS = 10.0
 NOT_SUPERVISED = "not supervised: no owner is running; start one with `tidelock up`"
 
 
@@ -51,10 +53,13 @@ def ps(options: Namespace) -> int:
 def look(state: Path) -> dict[str, Any]:
     """The deck as its owner sees it or, without one, as the registry and the kernel do."""
     try:
-        with Client(state) as client:
+        with Client(state, timeout_seconds=ANSWER_SECONDS, patience_seconds=0) as client:
             page = client.document("GET", "/api/v1/workers")
-    except NoOwner:
+    except ClientError as error:
         import msgspec
+
+        if not isinstance(error, NoOwner):
+            output.note(f"tidelock: {error}; this is what the registry and the kernel know")
 
         from tidelock.deck.peek import peek
 

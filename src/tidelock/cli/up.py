@@ -10,7 +10,6 @@ from tidelock.cli import DONE, FAILED, USED_WRONGLY
 
 READY_FD_ENV: Final = "TIDELOCK_READY_FD"
 DAEMON_LOG: Final = "daemon.log"
-MOST_LOG_BYTES: Final = 10_000_000
 
 
 def up_options(parser: ArgumentParser) -> None:
@@ -28,6 +27,7 @@ def up_options(parser: ArgumentParser) -> None:
         "--host", action="append", default=[], metavar="NAME", help="a further name the page is called by"
     )
     parser.add_argument("--log-format", choices=("text", "json"), default="text", help="for people, or for machines")
+    parser.add_argument("--log-file", metavar="FILE", help="log there, at most 10 MB, instead of to standard error")
     parser.add_argument(
         "--sample-seconds", type=float, metavar="S", help="sample cpu and memory also when nobody looks"
     )
@@ -92,6 +92,8 @@ def _settings(options: Namespace) -> dict[str, Any]:
     return {
         "config": config,
         "listen": listen,
+        "listen_was_asked_for": bool(options.listen or said("listen")),
+        "log_file": None if options.log_file is None else Path(options.log_file),
         "insecure": options.insecure,
         "log_format": options.log_format,
         "hosts": (*server.hosts, *options.host),
@@ -119,9 +121,11 @@ def _detach(options: Namespace) -> int:
     state: Path = options.state
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_path = state / DAEMON_LOG
-    if log_path.exists() and log_path.stat().st_size > MOST_LOG_BYTES:
-        log_path.replace(state / f"{DAEMON_LOG}.1")
     arguments = [word for word in sys.argv[1:] if word != "--detach"]
+    if options.log_file is None:
+        arguments += ["--log-file", str(log_path)]
+    else:
+        log_path = Path(options.log_file)
     read_fd, write_fd = os.pipe()
     log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     begins_at = os.fstat(log_fd).st_size

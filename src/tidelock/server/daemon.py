@@ -20,6 +20,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
 
@@ -38,6 +40,7 @@ from tidelock.server.serving import HttpFront
 DEFAULT_LISTEN: Final = "127.0.0.1:8787"
 REEXEC_ENV: Final = "TIDELOCK_REEXEC"
 PREFLIGHT_SECONDS: Final = 60.0
+MOST_LOG_BYTES: Final = 5_000_000
 _ALIVE: Final = frozenset({State.STARTING, State.RUNNING, State.UNHEALTHY, State.STOPPING})
 _log: Final = logging.getLogger("tidelock")
 
@@ -49,8 +52,10 @@ class DaemonOptions:
     state_dir: Path
     config: Config | None = None
     listen: str | None = DEFAULT_LISTEN
+    listen_was_asked_for: bool = False
     insecure: bool = False
     log_format: str = "text"
+    log_file: Path | None = None
     hosts: tuple[str, ...] = ()
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -64,7 +69,7 @@ class ListenRefused(DeckError):
 
 def run(options: DaemonOptions, out: TextIO) -> int:
     """Be the daemon until told to leave; returns the exit code."""
-    _configure_logging(options.log_format)
+    _configure_logging(options.log_format, options.log_file)
     address = None if options.listen is None else listen_address(options)
     return asyncio.run(_Daemon(options, address, out).live())
 
@@ -138,7 +143,15 @@ class _Daemon:
         await front.listen_unix(state_dir, self._carried.get("unix"))
         if self._address is not None:
             tls = _tls(self._options)
-            self._address = await front.listen_tcp(*self._address, tls, self._carried.get("tcp"))
+            host, port = self._address
+            try:
+                self._address = await front.listen_tcp(host, port, tls, self._carried.get("tcp"))
+            except DeckError as error:
+                # Nobody asked for the usual port, so another deck that has it is no reason to refuse.
+                if self._options.listen_was_asked_for:
+                    raise
+                self._address = await front.listen_tcp(host, 0, tls)
+                _log.info("%s; taking port %d", error, self._address[1])
 
     async def _apply(self, deck: AsyncDeck) -> None:
         config = self._options.config
@@ -307,14 +320,27 @@ def _in_words(detail: Mapping[str, Any]) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def _configure_logging(log_format: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines() if log_format == "json" else _ForPeople(colour=sys.stderr.isatty()))
+def _configure_logging(log_format: str, log_file: Path | None) -> None:
+    handler: logging.Handler
+    handler = logging.StreamHandler(sys.stderr) if log_file is None else _OwnLog(log_file)
+    colour = log_file is None and sys.stderr.isatty()
+    handler.setFormatter(_JsonLines() if log_format == "json" else _ForPeople(colour=colour))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("tidelock").setLevel(logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+
+
+class _OwnLog(RotatingFileHandler):
+    """The daemon's log when it has no terminal: for its user only, and never larger than a few megabytes."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, maxBytes=MOST_LOG_BYTES, backupCount=1, encoding="utf-8")
+
+    def _open(self) -> TextIOWrapper:
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        return TextIOWrapper(os.fdopen(descriptor, "ab"), encoding="utf-8", line_buffering=True)
 
 
 class _ForPeople(logging.Formatter):
