@@ -1,7 +1,9 @@
 """Two thousand workers, fifty events a second: the page stays responsive, and shows what happened."""
 
+import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,13 +14,14 @@ from support.dash_daemon import free_port
 from support.dash_page import live
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (group browser)")
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 WORKERS = 2000
 SECONDS = 8
-# A stall that a person notices. The machine may be busy with other tests, whose time counts here too.
-LONGEST_TASK_MS = 600
-MOST_BUSY = 0.6
+# A task is long when the main thread works on it for more than 50 ms (W3C Long Tasks); a person notices a stall of
+# about 100 ms. Counted in the thread's own CPU time, because the machine may be busy with other tests.
+LONGEST_TASK_MS = 150
+MOST_BUSY = 0.5
 
 
 class Crowd:
@@ -54,7 +57,9 @@ def crowd(tmp_path: Path) -> Iterator[Crowd]:
         process.communicate(timeout=30)
 
 
-def test_two_thousand_workers_at_fifty_events_a_second(crowd: Crowd, new_page: Callable[..., Page]) -> None:
+def test_two_thousand_workers_at_fifty_events_a_second(
+    browser: Browser, crowd: Crowd, new_page: Callable[..., Page]
+) -> None:
     """While 400 events arrive, scrolling, searching and moving work, and no task keeps the page from answering."""
     page = new_page()
     page.goto(f"{crowd.base}/login?token={crowd.token}")
@@ -62,16 +67,8 @@ def test_two_thousand_workers_at_fifty_events_a_second(crowd: Crowd, new_page: C
     expect(page.locator(".headline")).to_contain_text("2,000")
     rows = page.locator(".worker-row")
     assert rows.count() < 80, "rows out of sight are not in the document"
-    page.evaluate(
-        """() => {
-            globalThis.tasks = [];
-            const note = (list) => tasks.push(...list.getEntries().map((entry) => entry.duration));
-            new PerformanceObserver(note).observe({ type: 'longtask' });
-        }"""
-    )
-    meter = page.context.new_cdp_session(page)
-    meter.send("Performance.enable", {"timeDomain": "threadTicks"})
-    before = _metrics(meter.send("Performance.getMetrics"))
+    browser.start_tracing(page=page, categories=["toplevel"])
+    begun = time.monotonic()
 
     crowd.change(1)
     page.mouse.move(700, 600)
@@ -89,16 +86,15 @@ def test_two_thousand_workers_at_fifty_events_a_second(crowd: Crowd, new_page: C
     page.get_by_role("searchbox", name="Search workers").fill("")
     crowd.change(SECONDS - 4)
 
-    after = _metrics(meter.send("Performance.getMetrics"))
-    tasks: list[float] = page.evaluate("globalThis.tasks")
-    wall = after["Timestamp"] - before["Timestamp"]
-    busy = (after["TaskDuration"] - before["TaskDuration"]) / wall
-    longest = max(tasks, default=0.0)
+    wall = time.monotonic() - begun
+    tasks = _main_thread_tasks_ms(browser.stop_tracing())
+    busy = sum(tasks) / 1000 / wall
+    long = [task for task in tasks if task > 50]
     print(
         f"{WORKERS} workers, {SECONDS * dash_crowd.EVENTS_PER_SECOND} events in {wall:.1f} s: "
-        f"main thread busy {busy:.0%}, {len(tasks)} tasks over 50 ms, the longest {longest:.0f} ms"
+        f"main thread busy {busy:.0%}, {len(long)} tasks over 50 ms, the longest {max(tasks):.0f} ms"
     )
-    assert longest < LONGEST_TASK_MS
+    assert max(tasks) < LONGEST_TASK_MS
     assert busy < MOST_BUSY
 
     page.evaluate("location.hash = '#/events'")
@@ -108,5 +104,16 @@ def test_two_thousand_workers_at_fifty_events_a_second(crowd: Crowd, new_page: C
     assert int(newest.get_attribute("data-event") or 0) >= last
 
 
-def _metrics(answer: "dict[str, list[dict[str, float]]]") -> dict[str, float]:
-    return {str(entry["name"]): float(entry["value"]) for entry in answer["metrics"]}
+def _main_thread_tasks_ms(trace: bytes) -> list[float]:
+    """CPU time of every task on the page's main thread."""
+    events = json.loads(trace)["traceEvents"]
+    main = {
+        (event["pid"], event["tid"])
+        for event in events
+        if event["name"] == "thread_name" and event["args"]["name"] == "CrRendererMain"
+    }
+    return [
+        event.get("tdur", event["dur"]) / 1000
+        for event in events
+        if event["name"] == "ThreadControllerImpl::RunTask" and (event["pid"], event["tid"]) in main and "dur" in event
+    ]

@@ -57,6 +57,20 @@ def test_a_session_that_ends_leads_to_the_form(
     expect(page.get_by_label("Token")).to_be_visible()
 
 
+def test_logging_out(new_page: Callable[..., Page], daemon: Daemon, complaints: Complaints) -> None:
+    """The way out is under the keyboard help; afterwards this browser is a stranger again."""
+    complaints.expect("401")
+    page = new_page()
+    page.goto(daemon.login_link)
+    live(page)
+    page.get_by_role("button", name="Keyboard help").click()
+    expect(page.get_by_role("dialog", name="Keyboard")).to_contain_text(str(daemon.pid))
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_label("Token")).to_be_visible()
+    page.reload()
+    expect(page.get_by_label("Token")).to_be_visible()
+
+
 def test_the_page_forbids_everything_it_does_not_need(daemon: Daemon) -> None:
     """The policy allows no inline script or style, no other host, no frame, and no markup made from text."""
     answer = httpx.get(f"{daemon.base}/")

@@ -43,6 +43,7 @@ export const api = {
   events: (query) => ask('GET', `events${search(query)}`),
   templates: () => ask('GET', 'templates'),
   login: (token) => ask('POST', 'login', { token }),
+  logout: () => ask('POST', 'logout'),
 };
 
 /** Addresses for what the browser opens by itself: streams and downloads. */

@@ -1,6 +1,8 @@
-// The keyboard, shown by "?": exactly the keys that are heard right now.
+// The keyboard, shown by "?": exactly the keys that are heard right now. Under it: which deck this is, and the way out.
 import { html, useEffect, useRef } from '../core/html.js';
 import { cell, useCell } from '../core/cell.js';
+import { api, session } from '../core/api.js';
+import { about } from '../core/deck.js';
 import { knownKeys } from '../core/keys.js';
 import { Icon } from './icons.js';
 
@@ -11,6 +13,7 @@ const NAMES = { ' ': 'Space', ArrowDown: '↓', ArrowUp: '↑', Escape: 'Esc' };
 
 export function Help() {
   const open = useCell(shown);
+  const deck = useCell(about);
   const dialog = useRef(null);
   useEffect(() => {
     if (open && dialog.current && !dialog.current.open) dialog.current.showModal();
@@ -32,6 +35,8 @@ export function Help() {
             ${keys.map(({ key, label }) => html`<div key=${key}><dt><kbd>${NAMES[key] || key}</kbd></dt><dd>${label}</dd></div>`)}
           </dl></section>`)}
         </div>
+        <p class="help-foot quiet">${deck && html`<span>Tidelock ${deck.version}, ${deck.state_dir}, owned by pid ${deck.owner_pid}</span>`}
+          <button class="link-button" onClick=${() => { close(); api.logout().finally(() => session.set('out')); }}>Log out</button></p>
       </div>
     </dialog>`;
 }
