@@ -609,6 +609,33 @@ def test_updates_that_come_another_way_pass(bots: Bots) -> None:
     asyncio.run(scenario())
 
 
+def test_an_update_that_is_fed_again_by_its_handler(bots: Bots) -> None:
+    """Dispatching a changed copy is a part of the work; the update is finished when the outer handler is."""
+
+    async def scenario() -> None:
+        dp, bot = Dispatcher(), bots.bot()
+
+        @dp.message(Command("alias"))
+        async def on_alias(message: Message, event_update: Update, item: Item) -> None:
+            copy = message.model_copy(update={"text": "real", "entities": None})
+            await dp.feed_update(bot, event_update.model_copy(update={"message": copy}))
+            assert not item.settled
+            bots.saw(("outer", item.settled))
+
+        @dp.message()
+        async def on_message(message: Message) -> None:
+            bots.saw(message.text)
+
+        bots.durable(dp, bot)
+        bots.server.say("/alias")
+        async with bots.polling(dp, bot):
+            await bots.until(lambda: len(bots.seen) == 2)
+        assert bots.seen == ["real", ("outer", False)]
+        assert bots.waiting() == 0
+
+    asyncio.run(scenario())
+
+
 def test_effectively_once(bots: Bots) -> None:
     """The handler's own writes and the ack are one commit; a later error does not undo them, nor repeat them."""
 

@@ -493,6 +493,55 @@ def test_users_application_class_and_own_updates(apps: Apps) -> None:
     asyncio.run(scenario())
 
 
+def test_short_polling(apps: Apps) -> None:
+    """timeout=0 works, and neither the library nor Telegram is made to spin."""
+
+    async def scenario() -> None:
+        async def on_message(update: Update, _context: Any) -> None:
+            apps.saw(text_of(update))
+
+        app = apps.app()
+        app.add_handler(MessageHandler(filters.TEXT, on_message))
+        async with apps.polling(app, timeout=0):
+            for text in ("one", "two"):
+                apps.server.say(text)
+                await apps.until(lambda text=text: text in apps.seen)
+        assert len(apps.server.polls()) < 10
+
+    asyncio.run(scenario())
+
+
+def test_what_lies_in_the_librarys_queue_at_the_stop_does_not_run(apps: Apps) -> None:
+    """It was handed back; running it all the same would do it twice."""
+
+    async def scenario() -> None:
+        hold = asyncio.Event()
+
+        async def on_message(update: Update, _context: Any) -> None:
+            apps.saw(text_of(update))
+            if text_of(update) == "by hand":
+                await hold.wait()
+
+        app = apps.app(grace_seconds=0.1)
+        app.add_handler(MessageHandler(filters.TEXT, on_message))
+        async with app:
+            await app.updater.start_polling()
+            await app.start()
+            await app.update_queue.put(Update.de_json(text_update("by hand") | {"update_id": 1}, app.bot))
+            await apps.until(lambda: apps.seen == ["by hand"])
+            apps.server.say("queued behind it")
+            await asyncio.to_thread(_until, lambda: app.update_queue.qsize() == 1)
+            await app.updater.stop()
+            stopping = asyncio.create_task(app.stop())
+            await asyncio.to_thread(_until, lambda: not app.durable.polling.is_open)
+            hold.set()
+            await stopping
+        assert apps.seen == ["by hand"]
+        assert apps.waiting() == 1
+
+    asyncio.run(scenario())
+
+
 def test_effectively_once(apps: Apps) -> None:
     """The handler's own writes and the ack are one commit; a later error does not repeat them."""
 

@@ -111,7 +111,7 @@ class Durable:
     async def _on_request(self, make_request: Any, bot: Bot, method: TelegramMethod[Any]) -> Any:
         if type(method) is not GetUpdates or bot is not self._bot or not self.polling.is_open:
             return await make_request(bot, method)
-        self.polling.ask(Asked(method.timeout or 0, method.allowed_updates))
+        self.polling.ask(Asked(method.timeout, method.allowed_updates))
         # Whoever comes for more while the last one is unfinished runs them as tasks and may have several at once. With
         # handle_as_tasks=False he comes only when it is done, and gets one: the others would wait with an attempt
         # already counted.
@@ -146,7 +146,7 @@ class Durable:
         if handout.state == "returned":
             return UNHANDLED
         item = handout.item
-        data["item"] = item
+        data.setdefault("item", item)  # unless the user has something of that name; then current_item() tells
         try:
             with working_on(item):
                 response = await handler(event, data)

@@ -34,7 +34,8 @@ GetUpdates: TypeAlias = Callable[[int, int], Awaitable[Any]]
 # Below the five seconds that a deck, Docker's ten or systemd's ninety leave between SIGTERM and SIGKILL.
 GRACE_SECONDS: Final = 4.0
 CANCEL_SECONDS: Final = 1.0
-BATCH: Final = 100
+# Handlers that let others pass are not limited by the library; this bounds memory, and what comes again after a crash.
+MAX_BACKGROUND: Final = 1000
 
 log = logging.getLogger("tidelock.feed")
 _current: ContextVar[Item | None] = ContextVar("tidelock_item", default=None)
@@ -79,10 +80,18 @@ def chat_of(update: dict[str, Any]) -> str | None:
 
 @dataclass(slots=True)
 class Asked:
-    """What the library asks ``getUpdates`` with."""
+    """What the library asks ``getUpdates`` with.
 
-    timeout_seconds: int = 10
+    Short polling becomes a wait of one second: the library waits for the inbox, and Telegram punishes who spins.
+    """
+
+    timeout: float | None = 10
     allowed_updates: list[str] | None = None
+
+    @property
+    def timeout_seconds(self) -> int:
+        """Whole seconds, at least one."""
+        return max(1, int(self.timeout or 0))
 
 
 @dataclass(eq=False, slots=True)
@@ -248,6 +257,7 @@ class Polling:
         try:
             for handout in [one for one in self._handouts.values() if one.state == "given"]:
                 handout.state = "returned"
+                self._busy -= 1
                 await settled(handout.item.hand_back())
             if not await self._all_ended(self.grace_seconds):
                 for handout in self._running():
@@ -260,7 +270,8 @@ class Polling:
                 await feed.close(grace_seconds=0)
             finally:
                 self._feed = self._source = self._lock = None
-                self._handouts.clear()
+                # What was returned may still lie in a queue of the library's, and must not run when it comes out.
+                self._handouts = {key: one for key, one in self._handouts.items() if one.state == "returned"}
                 self._busy = 0
                 if lock is not None:
                     lock.release()
@@ -294,11 +305,18 @@ class Polling:
         return handout
 
     def begin(self, update: object) -> Handout | None:
-        """A handler is about to run. None: not an update of ours. State ``returned``: it must not run."""
+        """A handler is about to run.
+
+        None: not ours, or fed again by a handler that is already running. State ``returned``: it must not run.
+        """
         handout = self.find(update)
-        if handout is not None and handout.state == "given":
-            handout.state = "running"
-            handout.task = asyncio.current_task()
+        if handout is None or handout.state in {"running", "background"}:
+            return None
+        if handout.state == "returned":
+            self.end(handout)
+            return handout
+        handout.state = "running"
+        handout.task = asyncio.current_task()
         return handout
 
     def to_background(self, handout: Handout) -> None:
@@ -310,7 +328,7 @@ class Polling:
 
     def end(self, handout: Handout) -> None:
         """The item has its outcome."""
-        if self._handouts.pop(id(handout.update), None) is not None and handout.state != "background":
+        if self._handouts.pop(id(handout.update), None) is not None and handout.state in {"given", "running"}:
             self._busy -= 1
         self._changed.set()
 
@@ -323,8 +341,8 @@ class Polling:
         return self._busy
 
     async def until_less_busy_than(self, most: int) -> None:
-        """Wait until the library can begin another one."""
-        while self.busy() >= most:
+        """Wait until the library can begin another one, and the background has room for it."""
+        while self.busy() >= most or len(self._handouts) >= most + MAX_BACKGROUND:
             self._changed.clear()
             await self._changed.wait()
 

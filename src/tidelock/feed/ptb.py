@@ -107,12 +107,13 @@ class Durable:
 
     async def get_updates(self, **arguments: Any) -> tuple[Update, ...]:
         """What the updater gets instead of Telegram's answer: as many updates as the application can begin."""
-        seconds = _seconds(arguments.pop("timeout", None))
-        if not self.polling.is_open or seconds == 0:
+        if not self.polling.is_open or not self.app.updater.running:
             # The updater's last call, to confirm what it has: what is stored is confirmed by the next start.
             return ()
+        timeout = arguments.pop("timeout", None)
         self._poll_arguments = {name: given for name, given in arguments.items() if name not in {"offset", "limit"}}
         allowed = self._poll_arguments.pop("allowed_updates", None)
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         self.polling.ask(Asked(seconds, None if allowed is None else list(allowed)))
         limit = self.app.concurrent_updates
         await self.polling.until_less_busy_than(limit)
@@ -327,9 +328,3 @@ def _uncancel() -> None:
     task = asyncio.current_task()
     if task is not None:
         task.uncancel()
-
-
-def _seconds(timeout: Any) -> int:
-    if isinstance(timeout, timedelta):
-        return int(timeout.total_seconds())
-    return int(timeout or 0)
