@@ -39,7 +39,9 @@ _FASTEST_LOOK_SECONDS: Final = 0.002
 _STALLED_LOOK_SECONDS: Final = 10.0  # a rotation failed (disk full): when to try again
 _UNWATCHED_LOOK_SECONDS: Final = 10.0
 _REPORT_SECONDS: Final = 1.0
-_INDEX_SECONDS: Final = 1.0
+_INDEX_SECONDS: Final = 1.0  # between two entries of the time index …
+_INDEX_BYTES: Final = 4096  # … if this much was written; a log that grows more slowly gets an entry
+_INDEX_SLOW_SECONDS: Final = 10.0  # … this often, or the index would be as large as the log
 _WAKE_SLACK_SECONDS: Final = 1.0  # by how much a first write may precede our hearing of it
 
 
@@ -291,14 +293,15 @@ class LogKeeper:
         return since + watched.policy.max_age_seconds - wall
 
     def _note(self, watched: "_Watched", before: int, position: int, now: float, *, silent_since: float | None) -> None:
-        """Enter into the time index that the log has reached ``position``, at most once per second."""
+        """Enter into the time index that the log has reached ``position``."""
         wall = self._clock.wall()
         entries = []
         if silent_since is not None:
             # It ended at `before` until the write that woke us, which was a moment ago.
             entries.append((max(wall - _WAKE_SLACK_SECONDS, wall - (now - silent_since)), before))
-        if now - watched.noted_at >= _INDEX_SECONDS:
-            watched.noted_at = now
+        grown = position - watched.noted_position
+        if now - watched.noted_at >= (_INDEX_SECONDS if grown >= _INDEX_BYTES else _INDEX_SLOW_SECONDS):
+            watched.noted_at, watched.noted_position = now, position
             logfiles.note(watched.log_dir, [*entries, (wall, position)])
 
     def _look_later(self, watched: "_Watched", when: float) -> None:
@@ -420,6 +423,7 @@ class LogKeeper:
             _log.exception("the callback for a rotated log of %r raised", name)
 
 
+_NEVER: Final = -1e9
 _NEVER_ROTATED: Final = logledger.Ledger()
 
 
@@ -432,7 +436,7 @@ class _Watched:
 
     __slots__ = (
         "gone", "in_hand", "ledger", "log_dir", "look_at", "looked_at",
-        "name", "noted_at", "policy", "position", "watch",
+        "name", "noted_at", "noted_position", "policy", "position", "watch",
     )  # fmt: skip
 
     def __init__(self, name: str, log_dir: str, policy: Log) -> None:
@@ -443,7 +447,8 @@ class _Watched:
         self.position = 0
         self.looked_at = 0.0
         self.look_at = 0.0
-        self.noted_at = -_INDEX_SECONDS
+        self.noted_at = _NEVER
+        self.noted_position = 0
         self.ledger: logledger.Ledger | None = None
         self.in_hand = False
         self.gone = False

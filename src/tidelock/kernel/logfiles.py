@@ -536,8 +536,10 @@ class _Rotator:
         if len(kept) * _INDEX_ENTRY.size > _INDEX_TRIM_BYTES * 16:
             kept = kept[::2]
         part = path.with_name(INDEX + PART)
-        part.write_bytes(b"".join(_INDEX_ENTRY.pack(*entry) for entry in kept))
-        part.replace(path)
+        with contextlib.suppress(OSError):  # no room for it: the long one stays
+            part.touch(mode=0o600)
+            part.write_bytes(b"".join(_INDEX_ENTRY.pack(*entry) for entry in kept))
+            part.replace(path)
 
     def _probe(self) -> Method:
         name = "probe" + PART

@@ -12,6 +12,7 @@ What is handed out is safe to print: bytes that are no UTF-8 and control charact
 escapes, so a log cannot steer the terminal of the person who reads it.
 """
 
+import bisect
 import contextlib
 import gzip
 import os
@@ -67,8 +68,8 @@ def read(
 
     ``end`` is a position to stop at, such as the one a :class:`Follower` goes on from.
 
-    Times come from the index, which the owner writes while it looks at logs: a span may begin and end up to about a
-    second too wide, never too narrow; where no owner was looking, wider.
+    Times come from the index, which the owner writes while it looks at logs: a span may begin and end a second (for a
+    slow log ten) too wide, never too narrow; where no owner was looking, wider.
     """
     pattern = _pattern(grep)
     for line in _shown(log_dir, lines=lines, since=since, until=until, pattern=pattern, colour=colour, end=end):
@@ -286,10 +287,8 @@ class _Followed:
                     # Shorter than before: emptied by hand, or a new log of the same name. Begin at its beginning.
                     self.cutter = cutter = _LineCutter(view.start_of_current())
                     continue
-                for cut in cutter.feed(position, block):
-                    line = cut.line(self.name, colour=colour)
-                    if _matches(cut, pattern):
-                        found.append(line)
+                cuts = cutter.feed(position, block)
+                found += [cut.line(self.name, colour=colour) for cut in cuts if _matches(cut, pattern)]
         return False
 
 
@@ -352,7 +351,7 @@ class LogView:
                     return position, data
                 continue
             listed = self._list(ledger)
-            after = next((at for at, archive in enumerate(listed) if archive.start > position), len(listed))
+            after = bisect.bisect_right(listed, position, key=lambda archive: archive.start)
             limit = listed[after].start if after < len(listed) else ledger.head
             if after == 0:
                 position = limit
