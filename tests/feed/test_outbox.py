@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.feed_upstream import Upstream, UpstreamSource, update
+from tidelock.errors import FeedError
 from tidelock.feed import Inbox, Message, Outbox, Retry, consume
 from tidelock.feed.outbox import drop_unsent, retry_unsent
 
@@ -156,5 +157,56 @@ def test_outboxes_of_one_file_are_apart(tmp_path: Path) -> None:
                 await asyncio.wait_for(mail.sent(), 60)
             assert sent == ["Dear"]
             assert chats.waiting() == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_promise_that_may_yet_be_undone_is_not_sent(tmp_path: Path) -> None:
+    """The sender starts, and looks again, while a handler's transaction is open and is then undone."""
+    sent: list[str] = []
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            outbox = Outbox(inbox)
+            with pytest.raises(RuntimeError):  # noqa: PT012 - the transaction is the statement
+                async with inbox.transaction() as db:
+                    outbox.put(db, "undone")
+                    sender = asyncio.ensure_future(outbox.run(lambda message: sent.append(message.value)))
+                    inbox.store.bell.ring()
+                    for _ in range(20):
+                        await asyncio.sleep(0)
+                    raise RuntimeError
+            await outbox.add("kept")
+            await asyncio.wait_for(outbox.sent(), 30)
+            with pytest.raises(FeedError, match="already being sent"):
+                await outbox.run(sent.append)  # type: ignore[arg-type]
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+
+    asyncio.run(scenario())
+    assert sent == ["kept"]
+
+
+def test_a_long_wait_that_was_asked_for_survives_a_restart(tmp_path: Path) -> None:
+    """retry_after of an hour is an hour, whatever our own backoff would be."""
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            outbox = Outbox(inbox, retry=AT_ONCE)
+            tried = asyncio.Event()
+
+            def send(_message: Message) -> None:
+                tried.set()
+                raise SlowDown(3600)
+
+            await outbox.add("later")
+            async with sending(outbox, send):
+                await asyncio.wait_for(tried.wait(), 30)
+                while not inbox.store.read("outbox_waiting", outbox.name)[0][2]:  # noqa: ASYNC110 - on disk
+                    await asyncio.sleep(0)
+            tried.clear()
+            async with sending(outbox, send):
+                await asyncio.sleep(0.1)
+                assert not tried.is_set()
 
     asyncio.run(scenario())

@@ -203,6 +203,17 @@ def test_a_year_of_minutes_is_caught_up_in_parts() -> None:
     assert scheduled(second)[0] > scheduled(first)[-1]
 
 
+@pytest.mark.parametrize(("missed", "ticks"), [("once", 1), ("skip", 0)])
+def test_a_year_of_minutes_is_passed_at_once(missed: Any, ticks: int) -> None:
+    """Not every minute of it is looked at: the event loop has other things to do."""
+    source = cron("* * * * *", missed=missed, clock=Now(2024, 5, 1, 12, 0, 0) if ticks else Now(2024, 5, 1))
+    if missed == "skip":
+        source = cron("0 0 1 * *", missed=missed, clock=Now(2024, 5, 20))
+    batch = asyncio.run(fetch(source, "2003-05-01T00:00:00+00:00"))
+    assert len(batch.records) == ticks
+    assert batch.cursor == ("2024-05-01T12:00:00+00:00" if ticks else "2024-05-01T00:00:00+00:00")
+
+
 @pytest.mark.parametrize(
     "options", [{"expression": "99 * * * *"}, {"expression": "x"}, {"missed": "maybe"}, {"tz": "Middle/Earth"}]
 )

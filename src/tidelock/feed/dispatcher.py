@@ -23,7 +23,7 @@ import msgspec
 from tidelock.crashpoints import crash_point
 from tidelock.errors import FeedClosed, FeedError, InboxUnavailable, SpecError
 from tidelock.feed.handling import Listener as Listener  # noqa: PLC0414 - also found here by those who dispatch
-from tidelock.feed.handling import tell
+from tidelock.feed.handling import retry_after_of, tell
 from tidelock.feed.inbox import Stream
 from tidelock.feed.lanes import LaneKey, Lanes
 from tidelock.feed.records import Delivery, RecordId
@@ -33,6 +33,7 @@ MAX_ATTEMPTS: Final = 3
 CONCURRENCY: Final = 32
 DISK_RETRY_SECONDS: Final = 1.0
 ERROR_TEXT_LENGTH: Final = 2000
+LONG_TRANSACTION_SECONDS: Final = 1.0
 
 log = logging.getLogger("tidelock.feed")
 
@@ -131,10 +132,14 @@ class Item:
             raise FeedError(f"{self!r}: already finished")
         async with self._dispatcher.stream.inbox.store.transaction() as connection:
             handle = Transaction(connection)
+            began = asyncio.get_running_loop().time()
             try:
                 yield handle
             finally:
                 handle.end()
+                held = asyncio.get_running_loop().time() - began
+                if held > LONG_TRANSACTION_SECONDS:
+                    log.warning("%r: its transaction was open for %.1f s, and every ack waited for it", self, held)
             crash_point("feed.transaction.body_done")
             if not self._acked:
                 connection.execute(SQL["item_done"], (self.seq,))
@@ -335,7 +340,8 @@ class Dispatcher:
         elif for_good or self.finishes_early or item.attempt >= self.max_attempts:
             await item._settle(_Outcome.DEAD, text)  # noqa: SLF001 - an item and its dispatcher are one thing
         else:
-            delay = self._retry.delay(item.attempt, random.random())  # noqa: S311 - jitter, not a secret
+            asked = None if isinstance(error, str) else retry_after_of(error)  # a 429 while answering
+            delay = self._retry.delay(item.attempt, random.random()) if asked is None else asked  # noqa: S311 - jitter
             await item._settle(_Outcome.RETRY, text, delay)  # noqa: SLF001 - as above
 
     def step_aside(self, item: Item) -> None:

@@ -117,30 +117,15 @@ class OneByOne:
 
     async def _run(self, at: int | None) -> None:
         if at is None and self._first_run == "skip":
-            # Recorded before it is done: a crash in between must not skip what has come since.
-            self._cursor.save(0)
-            crash_point("feed.file.initialising")
-            skip: Callable[[], Awaitable[Cursor]] = self._source.skip_history  # type: ignore[attr-defined]  # checked
-            to = await skip()
-            if isinstance(to, int):
-                self._cursor.save(to)
-                at = to
-        failures = 0
+            at = await self._skip_history()
         while True:
-            try:
-                batch = await self._source.fetch(self._position(at))
-            except Exception as err:  # noqa: BLE001 - whatever a source raises: upstream is not under our control
-                failures += 1
-                wait = retry_after_of(err)
-                wait = SOURCE_RETRY.delay(failures, chance=1.0) if wait is None else wait
-                if failures == 1:
-                    self._tell("source-failed", error=f"{type(err).__name__}: {err}", retry_in=wait)
-                await asyncio.sleep(wait)  # noqa: TID251 - upstream tells nobody when it is back
-                continue
-            failures = 0
+            batch = await self._ask(at)
             if batch is None:
                 return
-            self._confirmed = at if batch.asked and batch.asked == at and not batch.records else None
+            if batch.records:
+                self._confirmed = None
+            elif batch.asked and batch.asked == at:
+                self._confirmed = at
             self.handling = True
             for record in batch.records:
                 at = await self._one(record)
@@ -150,6 +135,30 @@ class OneByOne:
             at = self._end_of(batch, at)
             # Neither the source nor the handler may ever have waited; a stop must be heard all the same.
             await asyncio.sleep(0)  # noqa: TID251 - not a wait
+
+    async def _skip_history(self) -> int | None:
+        # Recorded before it is done: a crash in between must not skip what has come since.
+        self._cursor.save(0)
+        crash_point("feed.file.initialising")
+        skip: Callable[[], Awaitable[Cursor]] = self._source.skip_history  # type: ignore[attr-defined]  # checked
+        to = await skip()
+        if not isinstance(to, int):
+            return None
+        self._cursor.save(to)
+        return to
+
+    async def _ask(self, at: int | None) -> Batch | None:
+        failures = 0
+        while True:
+            try:
+                return await self._source.fetch(self._position(at))
+            except Exception as err:  # noqa: BLE001 - whatever a source raises: upstream is not under our control
+                failures += 1
+                wait = retry_after_of(err)
+                wait = SOURCE_RETRY.delay(failures, chance=1.0) if wait is None else wait
+                if failures == 1:
+                    self._tell("source-failed", error=f"{type(err).__name__}: {err}", retry_in=wait)
+                await asyncio.sleep(wait)  # noqa: TID251 - upstream tells nobody when it is back
 
     def _position(self, at: int | None) -> Position:
         age = self._cursor.age_seconds(wall_clock())

@@ -21,7 +21,7 @@ import msgspec
 
 from tidelock.child import emit
 from tidelock.crashpoints import crash_point
-from tidelock.errors import InboxUnavailable
+from tidelock.errors import FeedError, InboxUnavailable
 from tidelock.feed.dispatcher import ERROR_TEXT_LENGTH, Retry
 from tidelock.feed.handling import Listener, call, retry_after_of, tell
 from tidelock.feed.inbox import Inbox
@@ -31,6 +31,7 @@ from tidelock.feed.store import SQL, Transaction
 MAX_ATTEMPTS: Final = 8
 CONCURRENCY: Final = 8
 DISK_RETRY_SECONDS: Final = 1.0
+LONGEST_WAIT_SECONDS: Final = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +104,12 @@ class Outbox:
         self, send: Callable[[Message], Awaitable[object] | object], *, concurrency: int = CONCURRENCY
     ) -> None:
         """Send what was promised, until cancelled. ``send(message)`` returns when it was sent and raises otherwise."""
+        if self._loaded:
+            raise FeedError(f"outbox {self.name!r} is already being sent")
         await self.inbox.open()
         leave = self.inbox.store.bell.listen(self._hear_bell)
         try:
-            self._load()
+            await self._load()
             async with asyncio.TaskGroup() as group:
                 while True:
                     for number, lane in await self._next(concurrency):
@@ -135,14 +138,20 @@ class Outbox:
 
     # --- the sender ---
 
-    def _load(self) -> None:
+    async def _load(self) -> None:
         store, loop = self.inbox.store, asyncio.get_running_loop()
         self._lanes = Lanes()
-        for number, key, due_at in store.each("outbox_waiting", self.name):
+        for number, key, due_at in await self._committed():
             lane = self._lanes.add(number, key)
             if due_at > store.clock():
-                self._lanes.delay(lane, loop.time() + min(due_at - store.clock(), self._retry.cap_seconds))
+                # A stepped wall clock must not park a message for ever.
+                self._lanes.delay(lane, loop.time() + min(due_at - store.clock(), LONGEST_WAIT_SECONDS))
         self._loaded = True
+
+    async def _committed(self) -> list[tuple[int, str | None, float]]:
+        """What is to be sent. With the writer's turn in hand, or we would see promises that may yet be undone."""
+        async with self.inbox.store.transaction() as connection:
+            return connection.execute(SQL["outbox_waiting"], (self.name,)).fetchall()
 
     def _arrived(self, number: int, key: str | None) -> None:
         if self._loaded:
@@ -154,7 +163,7 @@ class Outbox:
         while True:
             changed = self._event()
             changed.clear()
-            self._look_for_revived()
+            await self._look_for_revived()
             picked = self._lanes.pick(concurrency - self._lanes.in_flight, loop.time())
             if picked:
                 return picked
@@ -176,11 +185,12 @@ class Outbox:
         self._revived = True
         self._changed.set()
 
-    def _look_for_revived(self) -> None:
+    async def _look_for_revived(self) -> None:
         if self._revived:
             self._revived = False
+            waiting = await self._committed()
             known = self._lanes.seqs() | self._sending
-            for number, key, _ in self.inbox.store.each("outbox_waiting", self.name):
+            for number, key, _ in waiting:
                 if number not in known:
                     self._lanes.revive(number, key)
 

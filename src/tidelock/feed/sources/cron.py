@@ -79,16 +79,23 @@ class Cron:
             await asyncio.sleep(min(max(wait, 0.01), LOOK_AGAIN_SECONDS))  # noqa: TID251 - a tick is time itself
 
     def _due(self, last: datetime) -> list[datetime]:
+        """The ticks since ``last``, some at a time; unless each is to be caught up, the latest one is among them."""
         now = self._now()
         due: list[datetime] = []
         for tick in self._ticks_after(last):
             if tick > now:
-                break
+                return due
             due.append(tick)
-            # Of a year of minutes missed, "catch-up" delivers some at a time; the others need only the end.
-            if self._missed == "catch-up" and len(due) == TICKS_AT_ONCE:
+            if len(due) == TICKS_AT_ONCE:
                 break
+        if due and self._missed != "catch-up":
+            due[-1] = self._latest(now)
         return due
+
+    def _latest(self, now: datetime) -> datetime:
+        # From a little later, because an iteration backwards leaves out the instant that it starts from.
+        backwards: Iterator[datetime] = CronSim(self._expression, now + timedelta(minutes=1), reverse=True)
+        return next(tick for tick in backwards if tick <= now)
 
     def _batch(self, due: list[datetime]) -> Batch:
         cursor = due[-1].isoformat()
