@@ -59,8 +59,10 @@ def test_what_daemonised_before_its_leader_was_moved_is_moved_too(nursery: Nurse
 def test_a_stranger_with_a_reused_pid_is_not_moved_into_a_cgroup(nursery: Nursery, cgroup_dir: Path) -> None:
     """A late order to move a worker that has ended meanwhile: whoever has its pid now would die with the next stop."""
     stranger = None
+    tree = None
     for _ in range(100):  # other programs fork on this machine too, and may take the pid first
         one = nursery.start(["sleep", "100"])
+        tree = one.tree
         ids.send_signal(one.pidfd, signal.SIGKILL)
         wait_readable(one.pidfd)
         exits.reap_child(one.pidfd)
@@ -72,9 +74,10 @@ def test_a_stranger_with_a_reused_pid_is_not_moved_into_a_cgroup(nursery: Nurser
         candidate.kill()
         candidate.wait()
     assert stranger is not None, "no freed pid could be taken in 100 attempts"
+    assert tree is not None
     try:
         before = Path(f"/proc/{stranger.pid}/cgroup").read_text()
-        assert containment.gather_into_cgroups([(one.tree, cgroup_dir / "w")]) == []
+        assert containment.gather_into_cgroups([(tree, cgroup_dir / "w")]) == []
         assert Path(f"/proc/{stranger.pid}/cgroup").read_text() == before
     finally:
         stranger.kill()

@@ -19,10 +19,10 @@ import logging
 import os
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path, PurePath
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from msgspec.structs import replace
 
@@ -63,6 +63,8 @@ from tidelock.registry.store import encoded_spec
 
 _log: Final = logging.getLogger("tidelock.deck")
 
+_Answer = TypeVar("_Answer")
+
 ALL_LAYERS: Final = frozenset({"L1", "L2", "L3", "L4"})
 """The four layers of a bound worker; tests switch some off to show that each holds alone."""
 
@@ -88,6 +90,8 @@ class AsyncDeck:
         self._layers = frozenset(layers)
         self._home = DeckHome(self.state_dir)
         self._open: Parts | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._verbs: set[asyncio.Task[Any]] = set()
 
     # --- opening and closing ------------------------------------------------------------------------------------
 
@@ -185,20 +189,29 @@ class AsyncDeck:
         parts.loop.add_reader(parts.notify.fileno(), hearing.heard)
 
     async def close(self) -> None:
-        """Stop the bound workers, leave the adoptable ones running, and let go of the directory."""
-        parts = self._open
-        if parts is None or os.getpid() != self.owner_pid:
+        """Stop the bound workers, leave the adoptable ones running, and let go of the directory.
+
+        Verbs that are being carried out are finished first; whoever calls one from now on is refused.
+        """
+        if self._open is None or os.getpid() != self.owner_pid:
             return
+        if self._closing is None:
+            self._closing = self._open.loop.create_task(self._close(self._open))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, parts: Parts) -> None:
         parts.closing = True
-        workers = parts.workers.values()
-        bound = [one.name for one in workers if one.has_process and one.record.spec.lifetime == "bound"]
+        await parts.tasks.end()
         try:
-            # They stay wanted: the next owner starts them again, as after a crash.
-            async with parts.turns.of_all(bound):
-                await self._ending.stop([parts.workers[name] for name in sorted(bound)], wanted="running")
-        except TidelockError:
+            async with parts.turns.of_all(list(parts.workers)):
+                workers = [parts.workers[name] for name in sorted(parts.workers)]
+                bound = [one for one in workers if one.has_process and one.record.spec.lifetime == "bound"]
+                if bound:  # they stay wanted: the next owner starts them again, as after a crash
+                    await self._ending.stop(bound, wanted="running")
+        except (TidelockError, OSError):
             _log.exception("closing: some bound workers could not be stopped; the next owner ends them")
         self._open = None
+        self._closing = None
         await self._let_go(parts)
 
     async def _let_go(self, parts: Parts) -> None:
@@ -261,11 +274,17 @@ class AsyncDeck:
         parts = self._parts()
         if spec is not None:
             parts.engine.check(spec)
+        verb = self._start(key, spec, may_replace=replace)
+        # A start that has nobody to stop first is over in one go: there is nothing in it to be interrupted.
+        return await (self._to_its_end(verb) if key in parts.workers else verb)
+
+    async def _start(self, key: WorkerName, spec: WorkerSpec | None, *, may_replace: bool) -> WorkerStatus:
+        parts = self._parts()
         async with parts.turns.of(key):
             self._parts()
             worker = parts.workers.get(key)
             if worker is not None:
-                return await self._start_known(worker, spec, may_replace=replace)
+                return await self._start_known(worker, spec, may_replace=may_replace)
             if spec is None:
                 raise self._unknown(key)
             return await self._start_new(key, spec)
@@ -278,15 +297,19 @@ class AsyncDeck:
         self, names: Iterable[str | int], progress: Callable[[WorkerStatus], None] | None = None
     ) -> builtins.list[WorkerStatus]:
         """Stop many at once; ``progress`` hears of each one that is gone."""
-        parts = self._parts()
         keys = [worker_name(name) for name in names]
         for key in keys:
             self._known(key)
-        async with parts.turns.of_all(keys):
-            workers = [self._known(key) for key in dict.fromkeys(keys)]
+        return await self._to_its_end(self._stop_many(keys, progress))
+
+    async def _stop_many(
+        self, keys: Sequence[WorkerName], progress: Callable[[WorkerStatus], None] | None
+    ) -> builtins.list[WorkerStatus]:
+        async with self._parts().turns.of_all(keys):
+            workers = {key: self._known(key) for key in keys}
             told = None if progress is None else lambda worker: progress(self._status(worker))
-            await self._ending.stop(workers, progress=told)
-            return [self._status(self._known(key)) for key in keys]
+            await self._ending.stop(list(workers.values()), progress=told)
+            return [self._status(workers[key]) for key in keys]
 
     async def stop_all(self) -> builtins.list[WorkerStatus]:
         """Stop every worker of the deck."""
@@ -295,6 +318,10 @@ class AsyncDeck:
     async def restart(self, name: str | int) -> WorkerStatus:
         """Stop a worker and start it again with the spec it has."""
         key = worker_name(name)
+        self._known(key)
+        return await self._to_its_end(self._restart(key))
+
+    async def _restart(self, key: WorkerName) -> WorkerStatus:
         async with self._parts().turns.of(key):
             worker = self._known(key)
             await self._ending.stop([worker], wanted="running")
@@ -323,6 +350,10 @@ class AsyncDeck:
     async def remove(self, name: str | int) -> None:
         """Stop a worker and remove its record, log, data and secrets."""
         key = worker_name(name)
+        self._known(key)
+        await self._to_its_end(self._remove(key))
+
+    async def _remove(self, key: WorkerName) -> None:
         parts = self._parts()
         async with parts.turns.of(key):
             worker = self._known(key)
@@ -510,6 +541,13 @@ class AsyncDeck:
             changed.append("secrets")
         return tuple(changed)
 
+    async def _to_its_end(self, verb: Coroutine[Any, Any, _Answer]) -> _Answer:
+        """Carry a verb out though its caller may stop waiting: half a stop is a worker that nobody insists on."""
+        task = self._parts().loop.create_task(verb)
+        self._verbs.add(task)
+        task.add_done_callback(self._verbs.discard)
+        return await asyncio.shield(task)
+
     # --- small things -------------------------------------------------------------------------------------------
 
     def _parts(self) -> Parts:
@@ -524,7 +562,8 @@ class AsyncDeck:
         return self._open
 
     def _status(self, worker: Worker, *, fresh: bool = False) -> WorkerStatus:
-        return status_of(worker, self._clock, self._parts().health.summary(worker.name), fresh=fresh)
+        parts = self._open or self._parts()  # a verb that began before the deck began to close is answered
+        return status_of(worker, self._clock, parts.health.summary(worker.name), fresh=fresh)
 
     def _known(self, name: str) -> Worker:
         worker = self._parts().workers.get(name)

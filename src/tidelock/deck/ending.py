@@ -8,7 +8,7 @@ five hundred workers is a handful of commits.
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,10 +16,11 @@ import msgspec
 from msgspec.structs import replace
 
 from tidelock.crashpoints import crash_point
-from tidelock.deck.parts import Parts
+from tidelock.deck.parts import RETRY_SECONDS, Parts
 from tidelock.deck.worker import LIVE_PHASES, Worker
 from tidelock.errors import StopFailed
 from tidelock.kernel import exits, logfiles
+from tidelock.kernel import identity as ids
 from tidelock.kernel.escalation import Escalation, Outcome, Subject
 from tidelock.model import EventKind, Exit, State, UnknownExit
 from tidelock.registry.store import Desired, Record
@@ -64,9 +65,24 @@ class Ending:
             self._parts.events.wake()
             crash_point("stop.recorded")
 
-        await self.end_trees([self.subject(worker) for worker in to_end.values()], gone)
+        try:
+            await self.end_trees([self.subject(worker) for worker in to_end.values()], gone)
+        finally:
+            self._listen_again(to_end.values())
         if failures:
             raise failures[0]
+
+    def _listen_again(self, workers: Iterable[Worker]) -> None:
+        """A stop was not finished: who still lives is heard of when it ends, who is dead is looked at again."""
+        parts = self._parts
+        for worker in workers:
+            if worker.pidfd is None or parts.closing:
+                continue
+            if ids.is_alive(worker.pidfd):
+                parts.watch.ended(worker.pidfd, worker.died)
+            else:
+                worker.cancel_timer()
+                worker.timer = parts.loop.call_later(RETRY_SECONDS, worker.died)
 
     def _record_intent(self, workers: Sequence[Worker], wanted: Desired) -> dict[str, Worker]:
         """Note what is wanted, all in one commit; returns those that have a tree to end."""

@@ -6,6 +6,7 @@ its working directory. Any thread may call any verb.
 
 import asyncio
 import builtins
+import concurrent.futures
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -32,6 +33,7 @@ class Deck:
         self._deck = AsyncDeck(state_dir, clock=clock, layers=layers)
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop()
+        self._submitting = threading.Lock()  # so that nothing is handed to a loop that will not run any more
         self._thread = threading.Thread(target=self._run_loop, name="tidelock-deck", daemon=True)
         self._thread.start()
         try:
@@ -160,13 +162,19 @@ class Deck:
                 f"the deck {self._deck.state_dir} was opened by pid {self._pid}; this process is a fork of it: "
                 f"open a deck of its own here, or ask the owner"
             )
-        if self._loop is None:
-            verb.close()
-            raise DeckClosed(f"the deck {self._deck.state_dir} is closed; open it again with Deck(...)")
         if threading.current_thread() is self._thread:
             verb.close()
             raise DeckClosed("a verb of Deck cannot be called from inside its own loop; use AsyncDeck there")
-        return asyncio.run_coroutine_threadsafe(verb, self._loop).result()
+        with self._submitting:
+            loop = self._loop
+            if loop is None:
+                verb.close()
+                raise DeckClosed(f"the deck {self._deck.state_dir} is closed; open it again with Deck(...)")
+            answer = asyncio.run_coroutine_threadsafe(verb, loop)
+        try:
+            return answer.result()
+        except concurrent.futures.CancelledError:
+            raise DeckClosed(f"the deck {self._deck.state_dir} was closed by another thread meanwhile") from None
 
     def _run_loop(self) -> None:
         """The thread's whole life. It also closes the loop: the caller's thread may have a running loop of its own."""
@@ -175,6 +183,7 @@ class Deck:
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
+            loop.run_until_complete(_end_tasks())
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.run_until_complete(loop.shutdown_default_executor())
         finally:
@@ -182,10 +191,19 @@ class Deck:
             loop.close()
 
     def _end_loop(self) -> None:
-        loop, self._loop = self._loop, None
+        with self._submitting:
+            loop, self._loop = self._loop, None
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
             self._thread.join()
+
+
+async def _end_tasks() -> None:
+    """Whoever still waits in another thread is told, instead of waiting for ever."""
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
 
 
 async def _soon(function: Callable[..., _Answer], *arguments: Any) -> _Answer:

@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from tidelock.crashpoints import crash_point
 from tidelock.deck import reconcile as rules
 from tidelock.deck.ending import Ending, exit_detail, pid_of, stop_failed
-from tidelock.deck.parts import REGISTRY_RETRY_SECONDS, Parts
+from tidelock.deck.parts import RETRY_SECONDS, Parts
 from tidelock.deck.starting import Starting
 from tidelock.deck.worker import Worker
-from tidelock.errors import KernelError, RegistryError, TidelockError
+from tidelock.errors import KernelError, RegistryError, ResourceExhausted, StopFailed, TidelockError
 from tidelock.kernel import containment, exits, logfiles
 from tidelock.kernel import identity as ids
 from tidelock.model import EventKind, Exit, State, UnknownExit
@@ -59,30 +59,42 @@ class Healing:
             return
         self._parts.watch.forget(worker.pidfd)
         crash_point("ended.seen")
-        ended_as = await self._exit_of(worker)
         try:
+            if worker.record.desired == "stopped":
+                # Its stop could not be finished when it was asked for (disk full): finish it. It was no crash.
+                await self._ending.stop([worker])
+                return
+            ended_as = await self._exit_of(worker)
             if not containment.is_gone(worker.tree()):
                 await self._end_leftovers(worker)
             await self.settle(worker, ended_as)
-        except RegistryError as err:
-            _log.warning("worker %r ended (%s), which cannot be recorded yet: %s", worker.name, ended_as, err)
-            worker.cancel_timer()
-            worker.timer = self._parts.loop.call_later(REGISTRY_RETRY_SECONDS, self.died, worker)
+        except (RegistryError, KernelError, StopFailed, OSError) as err:
+            self._look_again(worker, err)
 
     async def _end_leftovers(self, worker: Worker) -> None:
+        """What the leader left behind goes first; while any of it lives, there is no next copy."""
         outcome = (await self._ending.end_trees([self._ending.subject(worker)]))[worker.name]
         if outcome.killed:
             with self._parts.registry.transaction():
                 self._ending.append_killed(worker.name, outcome)
+        if not outcome.gone:
+            raise stop_failed(worker.name, outcome)
+
+    def _look_again(self, worker: Worker, err: Exception) -> None:
+        """It is dead, and that could not be dealt with: nothing tells when it can be, so try again."""
+        _log.warning("worker %r ended, which cannot be dealt with yet: %s", worker.name, err)
+        if worker.has_process and not self._parts.closing:
+            worker.cancel_timer()
+            worker.timer = self._parts.loop.call_later(RETRY_SECONDS, self.died, worker)
 
     async def settle(self, worker: Worker, ended_as: Exit) -> None:
         """The tree is gone: decide, record, and start again if that is due at once."""
         parts, record = self._parts, worker.record
         now = parts.clock.boottime()
         uptime = parts.uptime(record, now)
-        crash_times = record.crash_times if record.timers_boot_id == ids.boot_id() else ()
+        crash_times, draw = _crash_times(record), parts.clock.draw()
         decision = rules.after_end(
-            rules.Ended(ended_as, uptime, record.spec.restart, record.streak, crash_times, now, parts.clock.draw())
+            rules.Ended(ended_as, uptime, record.spec.restart, record.streak, crash_times, now, draw)
         )
         ended = replace(
             record,
@@ -155,13 +167,17 @@ class Healing:
 
     async def start_wanted(self, worker: Worker, kind: EventKind, **detail: Any) -> None:
         """Start it because it should run; a failure is dealt with here and goes back to the queue."""
-        before = worker.record
+        parts, before = self._parts, worker.record
         try:
             await self._starting.launch(worker, kind, **detail)
-        except RegistryError as err:
+        except (RegistryError, ResourceExhausted, OSError) as err:
+            # The owner's trouble, not the worker's: nothing is counted against it.
             _log.warning("worker %r cannot be started yet: %s", worker.name, err)
-            worker.record = replace(before, desired="running", phase=State.BACKOFF)
-            self.start_later(worker, REGISTRY_RETRY_SECONDS)
+            waiting = replace(before, desired="running", phase=State.BACKOFF)
+            with contextlib.suppress(RegistryError):
+                parts.registry.save(waiting)
+            worker.record = waiting
+            self.start_later(worker, RETRY_SECONDS)
         except TidelockError as err:
             self._could_not_run(worker, before, err)
 
@@ -171,7 +187,7 @@ class Healing:
         now = parts.clock.boottime()
         restart = before.spec.restart
         decision = rules.after_end(
-            rules.Ended(_NEVER_RAN, 0.0, restart, before.streak, before.crash_times, now, parts.clock.draw())
+            rules.Ended(_NEVER_RAN, 0.0, restart, before.streak, _crash_times(before), now, parts.clock.draw())
         )
         again = isinstance(decision, rules.RestartIn)
         # Never at once: a program that cannot be executed fails in microseconds, and nobody else would get a turn.
@@ -209,14 +225,12 @@ class Healing:
         async with parts.turns.of(worker.name):
             if worker.record.cookie != cookie or worker.record.phase is not State.UNHEALTHY or parts.closing:
                 return
-            outcome = (await self._ending.end_trees([self._ending.subject(worker)]))[worker.name]
-            if not outcome.gone:
-                _log.error("%s", stop_failed(worker.name, outcome))
-                return
-            with parts.registry.transaction():
-                self._ending.append_killed(worker.name, outcome)
-            # Ended by us for being ill: a crash to its policy, whatever code it managed to leave with.
-            await self.settle(worker, _ILL)
+            try:
+                await self._end_leftovers(worker)
+                # Ended by us for being ill: a crash to its policy, whatever code it managed to leave with.
+                await self.settle(worker, _ILL)
+            except (RegistryError, KernelError, StopFailed, OSError) as err:
+                self._look_again(worker, err)
 
     # --- how it ended -------------------------------------------------------------------------------------------
 
@@ -237,6 +251,11 @@ class Healing:
                 await reaped.wait()
         self._parts.watch.forget(pidfd)
         return exits.told_by_pidfd(pidfd)
+
+
+def _crash_times(record: Record) -> tuple[float, ...]:
+    """The crashes of this boot: seconds since another boot mean nothing now."""
+    return record.crash_times if record.timers_boot_id == ids.boot_id() else ()
 
 
 def exit_of_zombie(record: Record) -> Exit:

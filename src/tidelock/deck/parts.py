@@ -28,8 +28,8 @@ from tidelock.registry import Record, Registry
 
 _log: Final = logging.getLogger("tidelock.deck")
 
-REGISTRY_RETRY_SECONDS: Final = 1.0
-"""Disk full or locked: there is no descriptor that tells when it is over, so look again."""
+RETRY_SECONDS: Final = 1.0
+"""Disk full, registry locked, no descriptors left: there is nothing that tells when it is over, so look again."""
 
 
 @dataclass(eq=False)
