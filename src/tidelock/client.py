@@ -194,7 +194,9 @@ class Client:
         given = {key: value for key, value in query.items() if value is not None}
         target = f"{path}?{urlencode(given)}" if given else path
         payload = None if body is None else json.dumps(body).encode()
-        own = {"Content-Type": "application/json"} if payload is not None else {}
+        own = {"Accept": "application/json"}
+        if payload is not None:
+            own["Content-Type"] = "application/json"
         fresh = self._connection is None
         connection = self._connected()
         try:

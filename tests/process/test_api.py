@@ -39,7 +39,8 @@ def person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
 def api(person: Person) -> Iterator[httpx.Client]:
     """The API over the Unix socket; afterwards no worker is left."""
     transport = httpx.HTTPTransport(uds=str(person.state / "deck.sock"))
-    with httpx.Client(transport=transport, base_url="http://deck", timeout=PATIENCE_SECONDS) as client:
+    headers = {"Accept": "application/json"}
+    with httpx.Client(transport=transport, base_url="http://deck", headers=headers, timeout=PATIENCE_SECONDS) as client:
         try:
             yield client
         finally:
@@ -257,6 +258,9 @@ def test_events_resume_where_a_reader_left(api: httpx.Client) -> None:
             if len(found) == 3:
                 break
     assert found == listed
+    # Asked for without saying what is accepted, it is the stream that the design promises.
+    with api.stream("GET", f"/api/v1/events?after={began}", headers={"Accept": "*/*"}) as stream:
+        assert next(data for name, data, _ in read_sse(stream) if name == "message") == listed[0]
     newest = api.get(f"/api/v1/events?last=2&worker=alice&before={listed[2]['id']}").json()
     assert [event["kind"] for event in newest] == ["started", "stopping"]
     kinds = api.get(f"/api/v1/events?after={began}&kind=started,stopped").json()

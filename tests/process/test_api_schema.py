@@ -47,7 +47,7 @@ def test_every_operation_keeps_to_the_document(served: tuple[str, str]) -> None:
     )
 
     address, token = served
-    headers = {"Authorization": f"Bearer {token}"}
+    headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
     document = httpx.get(f"{address}/openapi.json", timeout=PATIENCE_SECONDS).json()
     schema = schemathesis.openapi.from_dict(document)
     checks = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)

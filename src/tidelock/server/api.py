@@ -356,20 +356,22 @@ async def list_events(
     after: Annotated[int | None, QueryParameter(ge=0, le=2**63 - 1)] = None,
     before: Annotated[int | None, QueryParameter(ge=0, le=2**63 - 1)] = None,
     last: Annotated[int | None, QueryParameter(ge=1, le=MOST_EVENTS, description="The newest so many.")] = None,
-    limit: Annotated[int, QueryParameter(ge=1, le=MOST_EVENTS)] = 1000,
+    limit: Annotated[int | None, QueryParameter(ge=1, le=MOST_EVENTS, description="1000 if not given.")] = None,
     worker: FromQuery[str | None] = None,
     kind: Annotated[str | None, QueryParameter(description="One or several kinds, separated by commas.")] = None,
     last_event_id: Annotated[str | None, HeaderParameter(name="Last-Event-ID", required=False)] = None,
 ) -> Response[Any]:
-    """With `Accept: text/event-stream` a stream that resumes at `Last-Event-ID`; else a list, oldest first."""
+    """A stream that resumes at `Last-Event-ID`; with `Accept: application/json`, or limited, a list, oldest first."""
     services = _services(request)
     kinds = _kinds(kind)
     if worker is not None:
         worker = worker_name(worker)
-    if "text/event-stream" in request.headers.get("accept", ""):
+    accepted = request.headers.get("accept", "")
+    limited = limit is not None or last is not None or before is not None
+    if "text/event-stream" in accepted or not ("application/json" in accepted or limited):
         resumed = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else after
         return _stream(services.fan.stream(resumed, worker, kinds))
-    found = await _events(services, after or 0, before, last, limit, worker, kinds)
+    found = await _events(services, after or 0, before, last, limit or 1000, worker, kinds)
     return Response(found, headers={"cache-control": "no-store"})
 
 
