@@ -4,9 +4,12 @@ import asyncio
 import contextlib
 import os
 import resource
+import signal
 import sqlite3
+import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,3 +139,32 @@ def test_a_restart_by_policy_survives_a_lack_of_descriptors(tmp_path: Path) -> N
         asyncio.run(story())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_fork_of_the_host_holds_no_lock_of_a_worker(tmp_path: Path) -> None:
+    """The host forks a helper that lives on; a worker that was taken over can be stopped and started all the same."""
+    process = subprocess.Popen(["sleep", "100"], start_new_session=True)
+    helper = 0
+    try:
+        with Deck(tmp_path) as deck:
+            deck.adopt("old", process.pid)
+            ready_fd, say_fd = os.pipe()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Python 3.12+: a threaded host that forks is what is tested
+                helper = os.fork()
+            if helper == 0:
+                os.write(say_fd, b"x")
+                signal.pause()
+                os._exit(0)
+            os.read(ready_fd, 1)
+            os.close(ready_fd)
+            os.close(say_fd)
+            deck.stop("old")
+            assert deck.start("old").state == "running"
+            deck.stop_all()
+    finally:
+        process.kill()
+        process.wait()
+        if helper:
+            os.kill(helper, signal.SIGKILL)
+            os.waitpid(helper, 0)

@@ -76,11 +76,19 @@ class DeckHome:
             self._lock_fd = None
 
     def close_in_fork(self) -> None:
-        """In a forked copy of the owner: its descriptor would keep the deck locked after the owner's death."""
-        if self._lock_fd is not None:
+        """In a forked copy of the owner: its descriptors would keep the deck and its workers locked.
+
+        Also the lock of a worker that another thread is just starting, which nobody has noted anywhere yet: so look
+        at what is open, not at what is known.
+        """
+        self._lock_fd = None
+        workers = f"{os.path.realpath(self.workers_dir)}/"
+        deck_lock = os.path.realpath(self.lock_path)
+        for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are all we want
             with contextlib.suppress(OSError):
-                os.close(self._lock_fd)
-            self._lock_fd = None
+                target = os.readlink(f"/proc/self/fd/{entry}")  # noqa: PTH115 - one system call per descriptor
+                if target == deck_lock or (target.startswith(workers) and target.endswith("/lock")):
+                    os.close(int(entry))
 
     # --- workers ------------------------------------------------------------------------------------------------
 
