@@ -37,8 +37,9 @@ Verdict = tuple[str, bool]
 
 
 def _spawn_against_popen(results: Results) -> Verdict:
-    ratio = _spawn(results, "tidelock", 1000) / _spawn(results, "popen", 1000)
-    return f"{ratio:.2f} ×", ratio <= 1.5
+    size = _largest(results, ("tidelock", "popen"))
+    ratio = _spawn(results, "tidelock", size) / _spawn(results, "popen", size)
+    return f"{ratio:.2f} ×{_at(size)}", ratio <= 1.5
 
 
 def _spawn_flat(results: Results) -> Verdict:
@@ -51,18 +52,20 @@ def _spawn_flat(results: Results) -> Verdict:
 
 
 def _spawn_against_peers(results: Results) -> Verdict:
-    peers = {name: _spawn(results, name, 1000) for name in _MANAGERS if Key("spawn", name, 1000) in results}
+    size = _largest(results, ("tidelock", *_MANAGERS))
+    peers = {name: _spawn(results, name, size) for name in _MANAGERS}
     fastest = min(peers, key=lambda name: peers[name])
-    ratio = _spawn(results, "tidelock", 1000) / peers[fastest]
-    return f"{ratio:.2f} × {fastest}", ratio <= 0.5
+    ratio = _spawn(results, "tidelock", size) / peers[fastest]
+    return f"{ratio:.2f} × {fastest}{_at(size)}", ratio <= 0.5
 
 
 def _replacement(results: Results) -> Verdict:
     ours = _delay(results, "tidelock")
     ratio = ours / _delay(results, "popen")
-    others = [_delay(results, name) for name in _MANAGERS if Key("restart", name, 100) in results]
-    ahead = all(ours < other for other in others)
-    return f"{ratio:.2f} ×, {'ahead of' if ahead else 'not ahead of'} every peer", ratio <= 2.5 and ahead
+    others = {name: _delay(results, name) for name in _MANAGERS if Key("restart", name, 100) in results}
+    faster = [name for name, other in others.items() if other <= ours]
+    place = f"behind {', '.join(faster)}" if faster else "ahead of every peer"
+    return f"{ratio:.2f} ×, {place}", ratio <= 2.5 and not faster
 
 
 def _idle(results: Results) -> Verdict:
@@ -133,6 +136,15 @@ def _judge(results: Results, work: str, wanted: str, verdict: Callable[[Results]
     except (KeyError, ValueError, statistics.StatisticsError):
         return Bar(work, wanted, "", None)
     return Bar(work, wanted, measured, passed)
+
+
+def _largest(results: Results, drivers: tuple[str, ...]) -> int:
+    """The largest size up to the bar's own thousand at which all of them were measured."""
+    return max(size for size in (10, 100, 1000) if all(Key("spawn", driver, size) in results for driver in drivers))
+
+
+def _at(size: int) -> str:
+    return "" if size == 1000 else f" (at {size})"
 
 
 def _spawn(results: Results, driver: str, size: int) -> float:
