@@ -311,9 +311,16 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 force_setattr(self, field, _text(field, str(account) if type(account) is int else account))
         if self.umask is not None:
             _whole("umask", self.umask, least=0, most=0o777)
-        both = sorted(set(self.env) & {name for name, secret in self.secrets.items() if secret.env})
+        as_env = {name for name, secret in self.secrets.items() if secret.env}
+        both = sorted(set(self.env) & as_env)
         if both:
             raise SpecError("secrets", both, "names that are not also in env")
+        for field, names in (("inherit_env", self.inherit_env), ("secrets", as_env)):
+            ours = sorted(_RESERVED_ENV & set(names))
+            if ours:
+                raise SpecError(field, ours, f"names that are not one of {', '.join(sorted(_RESERVED_ENV))}")
+        if self.port and ("PORT" in self.env or "PORT" in as_env or "PORT" in self.inherit_env):
+            raise SpecError("env['PORT']", "PORT", "no PORT beside port=True, which gives the worker its own")
 
     @classmethod
     def of(cls, command: "Sequence[str | PurePath] | WorkerSpec", **fields: Any) -> Self:

@@ -1,0 +1,24 @@
+"""What a hostile reading of the values found, and what holds since."""
+
+from typing import Any
+
+import pytest
+
+from tidelock.errors import SpecError
+from tidelock.model import Secret, WorkerSpec
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("inherit_env", {"inherit_env": ["TIDELOCK_COOKIE"]}),
+        ("secrets", {"secrets": {"TIDELOCK_COOKIE": Secret("x", env=True)}}),
+        ("env['PORT']", {"port": True, "env": {"PORT": "1"}}),
+        ("env['PORT']", {"port": True, "inherit_env": ["PORT"]}),
+    ],
+)
+def test_what_we_write_into_a_worker_cannot_be_overwritten(field: str, fields: dict[str, Any]) -> None:
+    """A cookie from elsewhere would hide the tree from every scan; a second PORT would make the status lie."""
+    with pytest.raises(SpecError) as refused:
+        WorkerSpec.of(["true"], **fields)
+    assert refused.value.field == field
