@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 from tidelock.errors import KernelError
@@ -157,7 +158,7 @@ def _strays(bound: list[Bind], died_at_ticks: int, *, by_lock: bool) -> list[Sub
             nobody = containment.new_cookie()  # so that the members of the cgroup are all that is found
             pids.update(containment.members([Tree(tree.name, nobody, None, None, tree.cgroup)])[nobody])
         if by_lock and not pids and tree.lock_path is not None and flock.is_held(tree.lock_path):
-            pids.update(flock.holders(tree.lock_path))
+            pids.update(_carriers(tree.lock_path))
         for pid in sorted(pids):
             with contextlib.suppress(KernelError):
                 identity = _older_without_cookie(pid, died_at_ticks)
@@ -165,6 +166,18 @@ def _strays(bound: list[Bind], died_at_ticks: int, *, by_lock: bool) -> list[Sub
                     lone = Tree(f"{tree.name}/{pid}", containment.new_cookie(), None, identity)
                     found.append(Subject(lone, None, word.signal_number, word.grace_seconds))
     return found
+
+
+def _carriers(lock_path: Path) -> list[int]:
+    """Who carries the worker's lock, but not the deck's next owner.
+
+    An owner holds the lock of a worker that it is just starting, for a moment and without a cookie; it may have
+    waited for the deck since long before the first owner died. It is told from a stray by the deck's own lock, which it
+    took before, and by the second look: it lets go of the worker's lock, a stray never does.
+    """
+    carriers = flock.holders(lock_path)
+    owners = flock.holders(lock_path.parents[2] / "deck.lock") if carriers else []
+    return [pid for pid in carriers if pid not in owners and flock.is_holder(lock_path, pid)]
 
 
 def _older_without_cookie(pid: int, died_at_ticks: int) -> Identity | None:

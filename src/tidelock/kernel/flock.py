@@ -67,7 +67,8 @@ def is_held(path: Path) -> bool:
 def holders(path: Path) -> list[int]:
     """The pids that carry the lock in a descriptor, found through /proc; empty if it is free or hidden from us.
 
-    A process that merely has the file open is not a holder: ``/proc/PID/fdinfo/FD`` shows the lock itself.
+    A process that merely has the file open is not a holder: ``/proc/PID/fdinfo/FD`` shows the lock itself. Neither is
+    one that only looks: :func:`is_held` has a shared lock for a moment, a holder's is exclusive ("WRITE").
     Looks at every descriptor of every process that we may look at, so ask only when it matters.
     """
     try:
@@ -102,7 +103,7 @@ def _carries(pid: int, name: str, wanted: os.stat_result) -> bool:
                 if not os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), wanted):  # noqa: PTH116
                     continue
                 with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii", errors="replace") as info:  # noqa: PTH123
-                    if any(line.startswith("lock:") and "FLOCK" in line for line in info):
+                    if any(line.startswith("lock:") and "FLOCK" in line and "WRITE" in line for line in info):
                         return True
     return False
 
