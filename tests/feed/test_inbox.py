@@ -1,17 +1,19 @@
 """The inbox: what is stored together, what is known, what a server that forgets is told."""
 
 import asyncio
+import contextlib
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.feed_upstream import Upstream, UpstreamSource, batch_of, update
 from tidelock.errors import FeedClosed, FeedError, InboxUnavailable, PollerConflict, SourceError, SpecError
-from tidelock.feed import Dispatcher, Inbox, Record, Start, Stream
+from tidelock.feed import Dispatcher, Inbox, Record, Retry, Start, Stream, consume
 
 DAY = 24 * 3600.0
 
@@ -442,11 +444,11 @@ def test_the_users_own_tables_live_in_the_same_file(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 512 kB."""
+    """A file system of 8 MB, which is a little more than SQLite needs for a write-ahead log."""
     place = tmp_path / "tiny"
     place.mkdir()
     made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(place)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], capture_output=True, text=True, check=False
     )
     if made.returncode != 0:
         pytest.skip(f"a small tmpfs cannot be mounted here: {made.stderr.strip()}")
@@ -481,3 +483,32 @@ def test_a_full_disk_confirms_nothing(tiny_disk: Path) -> None:
             assert stream.counts().waiting == 10
 
     asyncio.run(scenario())
+
+
+def test_a_feed_outlives_a_full_disk(tiny_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk fills up in the middle of the work and is freed later: it is told, nothing is lost or set aside."""
+    monkeypatch.setattr(Retry, "delay", lambda *_arguments, **_options: 0.05)
+    upstream = Upstream()
+    upstream.arrive(*(update(n, text="x" * 2000) for n in range(1, 101)))
+    ballast = tiny_disk / "ballast"
+    handled: list[int] = []
+    told: list[str] = []
+
+    async def handler(item: Any) -> None:
+        if item.id == 30 and not ballast.exists() and not told:
+            with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+                while True:
+                    file.write(b"x" * 4096)
+        handled.append(item.id)
+
+    def hear(event: dict[str, Any]) -> None:
+        told.append(event["what"])
+        if len(told) == 1:
+            asyncio.get_running_loop().call_later(0.5, ballast.unlink)
+
+    source = UpstreamSource(upstream, limit=20)
+    inbox = Inbox(tiny_disk / "bot.db", max_backlog=20)
+    asyncio.run(asyncio.wait_for(consume(source, handler, inbox=inbox, on_event=hear, concurrency=4), 100))
+    assert set(handled) == set(range(1, 101))
+    assert len(handled) - 100 <= 4
+    assert set(told) == {"inbox-unavailable"}

@@ -45,6 +45,7 @@ def test_a_function_is_asked_with_the_cursor_if_it_takes_one() -> None:
         assert (await fetch(poll(coroutine), 8)).cursor == 10
         assert (await fetch(poll(Callable()))).cursor == "x"
         assert (await fetch(poll(lambda: None))).records == []
+        assert (await fetch(poll(lambda: [4, 8]))).cursor == 9
         assert (await fetch(poll(lambda: [Record(5, b"raw", "k")]))).cursor == 6
         assert asked == [7, 8]
 
@@ -62,7 +63,19 @@ def test_ids_and_keys_can_be_computed() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [5, {"id": 1}, "text", ["no id"], [{"id": None}], [{"id": 1.5}], [{"id": True}], [{"id": object()}]]
+    "answer",
+    [
+        5,
+        {"id": 1},
+        "text",
+        [{"no": "id"}],
+        [1.5],
+        [True],
+        [{"id": None}],
+        [{"id": 1.5}],
+        [{"id": True}],
+        [{"id": object()}],
+    ],
 )
 def test_what_is_not_a_batch_is_said_to_be_none(answer: Any) -> None:
     """The error names the source."""

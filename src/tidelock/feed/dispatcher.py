@@ -230,6 +230,7 @@ class Dispatcher:
         self._closing = False
         self._committer: asyncio.Task[None] | None = None
         self._revived = False
+        self._told_of_disk = False
         self._stop_hearing: Callable[[], None] = _nothing
 
     # --- the life of it ---
@@ -332,7 +333,7 @@ class Dispatcher:
         text = _text(error)
         if isinstance(error, InboxUnavailable) and not item.acked:
             # The disk's fault, not the item's: it costs no attempt.
-            self.tell("inbox-unavailable", error=text)
+            self._tell_of_disk(error)
             await item._settle(_Outcome.HANDED_BACK, None, DISK_RETRY_SECONDS)  # noqa: SLF001 - as below
         elif item.acked and not self.finishes_early:
             self.tell("raised-after-commit", id=item.id, key=item.key, error=text)
@@ -371,14 +372,20 @@ class Dispatcher:
             await self._something_to_do()
             try:
                 await self._commit()
+                self._told_of_disk = False
             except InboxUnavailable as err:
                 # Nothing is lost: outcomes stay in memory, rows on disk. The disk decides how long this lasts.
-                self.tell("inbox-unavailable", error=str(err))
-                await self._pause(DISK_RETRY_SECONDS)
+                self._tell_of_disk(err)
+                await asyncio.sleep(DISK_RETRY_SECONDS)  # noqa: TID251 - a disk tells nobody when it has room again
             except Exception as err:
                 log.exception("stream %r: the committer failed; what is in flight comes again", self.stream.name)
                 self._fail(err)
                 raise
+
+    def _tell_of_disk(self, err: InboxUnavailable) -> None:
+        if not self._told_of_disk:
+            self._told_of_disk = True
+            self.tell("inbox-unavailable", error=str(err))
 
     def _fail(self, err: Exception) -> None:
         """An invariant is broken: nothing more is handed out or acked, and everybody who waits is told."""

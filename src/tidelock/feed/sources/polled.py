@@ -30,7 +30,8 @@ def poll(
 
     ``fn`` may be a coroutine function or a plain one (which runs in a thread), and takes the cursor if it takes an
     argument. It returns a list of JSON values, or of :class:`Record`, or a :class:`Batch`; None or an empty list is
-    "nothing new". ``id(value)`` names a value; by default its ``update_id`` or ``id`` field does.
+    "nothing new". ``id(value)`` names a value; by default its ``update_id`` or ``id`` field does, and a number or a text
+    names itself.
     ``name`` keys the cursor and must not change; by default it is made of the function's module and name.
     """
     return Polled(fn, every=every, name=name, id_of=id, key_of=key)
@@ -112,6 +113,8 @@ def cursor_behind(records: list[Record]) -> Cursor:
 
 
 def _id_field(value: Any) -> RecordId:
+    if isinstance(value, int | str) and not isinstance(value, bool):
+        return value  # a number or a name stands for itself
     for field in _ID_FIELDS:
         if isinstance(value, dict) and field in value:
             found: RecordId = value[field]
