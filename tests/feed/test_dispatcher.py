@@ -275,7 +275,12 @@ def test_at_most_once_finishes_before_the_handler(tmp_path: Path) -> None:
             await second.done()
             assert [letter.id for letter in stream.inbox.dead_letters()] == [0]
             assert str(stream.counts()) == "1 done, 0 in flight, 1 dead"
-        async with opened(path, delivery="at-most-once") as (stream, _, _):
+        async with opened(path, delivery="at-most-once") as (stream, dispatcher, _):
+            await stream.store([Record(8, b"{}")], 9)
+            (item,) = await take(dispatcher)
+            await item.hand_back()
+            assert [letter.id for letter in stream.inbox.dead_letters()] == [0, 8]
+            assert "cut off" in str(stream.inbox.dead_letters()[1].error)
             await stream.store([Record(9, b"{}")], 10)
         assert await crash(path, delivery="at-most-once") == [9]
         async with opened(path) as (_, dispatcher, _):

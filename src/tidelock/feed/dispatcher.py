@@ -361,6 +361,9 @@ class Dispatcher:
         if item not in self._in_flight and item not in self._background:
             committed.set_exception(FeedClosed(f"{item!r}: the feed was closed; it comes again"))
             return committed
+        if outcome is _Outcome.HANDED_BACK and self.finishes_early:
+            # It may have begun, so it must not run again; a person can still see it and decide.
+            outcome, error = _Outcome.DEAD, "cut off while in flight; at most once, so it is not tried again"
         self._settlements.append(_Settlement(item, outcome, error, due_in, committed))
         self._wake.set()
         return committed
@@ -512,7 +515,7 @@ class Dispatcher:
             case _Outcome.RETRY:
                 self._lanes.put_back(item.seq, item.lane, self._now() + settlement.due_in)
                 self.stream.left(waiting=-1, done=0)
-            case _Outcome.HANDED_BACK if item.acked:
+            case _Outcome.HANDED_BACK if item.acked:  # by its own transaction
                 self._lanes.release(item.lane)
             case _Outcome.HANDED_BACK:
                 due = self._now() + settlement.due_in if settlement.due_in else None

@@ -30,7 +30,7 @@ def poll(
 
     ``fn`` may be a coroutine function or a plain one (which runs in a thread), and takes the cursor if it takes an
     argument. It returns a list of JSON values, or of :class:`Record`, or a :class:`Batch`; None or an empty list is
-    "nothing new". ``id(value)`` names a value; by default its ``update_id`` or ``id`` field does, and a number or a text
+    "nothing new". ``id(value)`` names a value; by default its ``update_id`` or ``id`` field does; a number or a text
     names itself.
     ``name`` keys the cursor and must not change; by default it is made of the function's module and name.
     """
