@@ -25,11 +25,12 @@ export function DeckView({ params }) {
   const order = params.order || (DESCENDS.has(sort) ? 'desc' : 'asc');
   const chosen = useMemo(() => new Set(state.split(',').filter(Boolean)), [state]);
 
-  useEffect(() => { document.title = 'Deck · Tidelock'; }, []);
   useKeys('Deck', { '/': ['Search', () => box.current?.focus()] });
 
   const all = [...rows.values()];
   const counts = countStates(all);
+  // A page that is kept open is mostly seen as a tab.
+  useEffect(() => { document.title = counts.failed ? `${plural(counts.failed, 'worker')} failed · Tidelock` : 'Deck · Tidelock'; }, [counts.failed]);
   const groups = grouped(sorted(filtered(all, q, chosen), sort, order), group);
   const shown = groups.reduce((n, { statuses }) => n + statuses.length, 0);
   const picked = [...selected].filter((name) => rows.has(name));
