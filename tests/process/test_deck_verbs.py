@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from tidelock import (
     WorkerSpec,
 )
 from tidelock.errors import DeckClosed, DeckOwned, LockConflict, SpawnFailed
-from tidelock.kernel import flock
+from tidelock.kernel import flock, logreader
 from tidelock.model import Event
 
 FOREVER = ["sleep", "1000"]
@@ -454,4 +455,16 @@ def test_a_very_deep_state_directory_works(tmp_path: Path) -> None:
         ]
         deck.start("alice", command)
         until(lambda: deck.status("alice").status_text == "deep")
+        deck.stop_all()
+
+
+def test_a_log_that_was_just_begun_knows_its_times(state: Path) -> None:
+    """Nothing of today's log lies before 2020 or after 2090, though nobody has had time to index it."""
+    with Deck(state) as deck:
+        deck.start("alice", ["sh", "-c", "echo hello; exec sleep 1000"])
+        until(lambda: "hello" in deck.logs("alice"))
+        log_dir = state / "workers/alice/log"
+        assert list(logreader.read(log_dir, until=datetime(2020, 1, 1, tzinfo=UTC))) == []
+        assert list(logreader.read(log_dir, since=datetime(2090, 1, 1, tzinfo=UTC))) == []
+        assert "hello" in list(logreader.read(log_dir, since=datetime(2020, 1, 1, tzinfo=UTC)))
         deck.stop_all()

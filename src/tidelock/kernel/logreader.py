@@ -631,13 +631,33 @@ def _within(
     stop = end
     if since is not None:
         moment_of = since.timestamp()
+        if _last_change(log_dir) + 1 < moment_of:
+            return end, end
         known = next((position for at, position in reversed(entries) if at <= moment_of), begin)
         begin = max(begin, min(known, end))
         begin = _line_start(view, begin, 0)
     if until is not None:
         moment_of = until.timestamp()
+        first = _first_mark(view, begin, end)
+        if first is not None and moment_of + 1 < first:
+            return begin, begin
         stop = min(end, next((position for at, position in entries if at >= moment_of), end))
     return begin, stop
+
+
+def _last_change(log_dir: Path) -> float:
+    """When something was last written; for ever ago if there is no log."""
+    try:
+        return (log_dir / CURRENT).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _first_mark(view: LogView, begin: int, end: int) -> float | None:
+    """The time in our mark of the first start, which stands within the first lines of a log that was never pruned."""
+    _, block = view.read(begin, min(_BLOCK_BYTES, end - begin)) if begin < end else (begin, b"")
+    found = re.search(rb"^--- tidelock (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) ", block, re.MULTILINE)
+    return None if found is None else datetime.fromisoformat(found[1].decode()).timestamp()
 
 
 def _index(log_dir: Path) -> list[tuple[float, int]]:
