@@ -271,6 +271,45 @@ def test_rotations_are_told_of_at_most_once_a_second(tmp_path: Path) -> None:
     assert_numbered(by_hand(tmp_path), 500)
 
 
+def test_rotations_do_not_undo_compression(tmp_path: Path) -> None:
+    """Archives that come while others are being compressed wait their turn; in the end all are compressed."""
+
+    async def bursts() -> None:
+        keeper = LogKeeper(lambda _name, _detail: None)
+        keeper.open()
+        fd, _ = logfiles.open_for_worker(tmp_path, split_stderr=False)
+        keeper.watch("a", tmp_path, Log(max_bytes=3_000_000, keep=1000))
+        for turn in range(6):
+            os.write(fd, numbered(turn * 32_000, 32_000))
+            await until(lambda: logfiles.waiting_bytes(tmp_path) < 3_000_000, tmp_path)
+        os.close(fd)
+        await until(lambda: all(archive.compressed for archive in logledger.archives(tmp_path)), tmp_path)
+        keeper.close()
+
+    asyncio.run(bursts())
+    assert len(logledger.archives(tmp_path)) == 6
+    assert_numbered(by_hand(tmp_path), 6 * 32_000)
+
+
+def test_what_was_rotated_while_closing_is_told_of(tmp_path: Path) -> None:
+    """A keeper that is closed in the middle of a rotation finishes it and reports it."""
+    told: list[str] = []
+
+    async def once() -> None:
+        keeper = LogKeeper(lambda name, _detail: told.append(name))
+        keeper.open()
+        fd, _ = logfiles.open_for_worker(tmp_path, split_stderr=False)
+        os.write(fd, numbered(0, 100_000))
+        os.close(fd)
+        keeper.watch("a", tmp_path, Log(max_bytes=1_000_000, keep=1000))
+        await until((tmp_path / "busy").exists, tmp_path)
+        keeper.close()
+
+    asyncio.run(once())
+    assert told == ["a"]
+    assert_numbered(by_hand(tmp_path), 100_000)
+
+
 def test_a_callback_that_raises_harms_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The rotation is done, the error is logged, the keeper goes on."""
 

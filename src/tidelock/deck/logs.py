@@ -131,7 +131,7 @@ class LogKeeper:
 
     def open(self) -> None:
         """Begin; call it inside the running loop."""
-        self._loop = asyncio.get_running_loop()
+        self._loop = self._reports.loop = asyncio.get_running_loop()
         try:
             self._inotify = inotify.open_inotify()
         except inotify.Exhausted as err:
@@ -166,14 +166,17 @@ class LogKeeper:
 
     def close(self) -> None:
         """Stop looking. A rotation that is under way is finished first, so that the deck's lock still covers it."""
+        for watched in self._logs.values():
+            watched.gone = True
         if self._timer is not None:
             self._timer.cancel()
         if self._unwatched_timer is not None:
             self._unwatched_timer.cancel()
-        self._reports.close()
         if self._hand is not None:
             self._hand.close()
+            self._collect()
             self._hand = None
+        self._reports.close()
         if self._inotify >= 0 and self._loop is not None:
             self._loop.remove_reader(self._inotify)
             os.close(self._inotify)
@@ -275,7 +278,7 @@ class LogKeeper:
             self._disarm(watched)
             self._look_later(watched, now + _QUICK_LOOK_SECONDS)
         elif age_left is not None:
-            self._look_later(watched, now + age_left + 0.001)
+            self._look_when_old(watched, now + age_left + 0.001)
 
     def _position(self, watched: "_Watched", size: int) -> int:
         ledger = watched.ledger
@@ -312,6 +315,14 @@ class LogKeeper:
         heapq.heappush(self._looks, (when, self._look_number, watched))
         self._set_timer()
 
+    def _look_when_old(self, watched: "_Watched", when: float) -> None:
+        """Beside the next look: the same moment until the next rotation, so it is entered once."""
+        if abs(watched.old_at - when) > 1.0:
+            watched.old_at = when
+            self._look_number += 1
+            heapq.heappush(self._looks, (when, self._look_number, watched))
+            self._set_timer()
+
     def _set_timer(self) -> None:
         if not self._looks or self._loop is None:
             return
@@ -329,10 +340,12 @@ class LogKeeper:
             if not self._looks or self._looks[0][0] > now:
                 break
             when, _number, watched = heapq.heappop(self._looks)
-            if watched.look_at == when and not watched.gone:
-                watched.look_at = 0.0
-                self._disarm(watched)
-                self._look(watched)
+            if watched.gone or when not in (watched.look_at, watched.old_at):
+                continue
+            if when == watched.old_at:
+                watched.old_at = 0.0
+            self._disarm(watched)
+            self._look(watched)
         self._set_timer()
 
     def _now(self) -> float:
@@ -376,14 +389,21 @@ class LogKeeper:
 
     def _rotate(self, watched: "_Watched") -> None:
         if self._hand is None and self._loop is not None:
-            self._hand = _RotatingHand(self._loop, self._clock, self._rotated)
+            self._hand = _RotatingHand(self._loop, self._clock, self._collect)
         if self._hand is not None:
             watched.in_hand = True
             self._hand.take(watched)
 
+    def _collect(self) -> None:
+        """Back in the loop: see what the hand has done."""
+        while self._hand is not None and self._hand.done:
+            self._rotated(*self._hand.done.popleft())
+
     def _rotated(self, watched: "_Watched", rotation: Rotation | None, error: Exception | None) -> None:
-        """Back in the loop: the hand has let go of this log."""
         watched.in_hand = False
+        if rotation is not None:
+            self._said.discard(f"failed {watched.name}")
+            self._reports.add(watched.name, rotation, self._warning(watched, rotation))
         if watched.gone:
             return
         first = watched.ledger is None
@@ -403,8 +423,6 @@ class LogKeeper:
             # Nothing could be done yet (less than a block, or somebody holds the lock): not at once again.
             self._look_later(watched, self._now() + _SLOW_LOOK_SECONDS)
             return
-        self._said.discard(f"failed {watched.name}")
-        self._reports.add(watched.name, rotation, self._warning(watched, rotation))
         self._look(watched)
 
     def _warning(self, watched: "_Watched", rotation: Rotation) -> str | None:
@@ -436,7 +454,7 @@ class _Watched:
 
     __slots__ = (
         "gone", "in_hand", "ledger", "log_dir", "look_at", "looked_at",
-        "name", "noted_at", "noted_position", "policy", "position", "watch",
+        "name", "noted_at", "noted_position", "old_at", "policy", "position", "watch",
     )  # fmt: skip
 
     def __init__(self, name: str, log_dir: str, policy: Log) -> None:
@@ -447,6 +465,7 @@ class _Watched:
         self.position = 0
         self.looked_at = 0.0
         self.look_at = 0.0
+        self.old_at = 0.0
         self.noted_at = _NEVER
         self.noted_position = 0
         self.ledger: logledger.Ledger | None = None
@@ -468,6 +487,7 @@ class _Reports:
     """Tells of rotations, at most once per second and worker: a fast writer must not flood the event stream."""
 
     def __init__(self, tell: Callable[[str, dict[str, Any]], None]) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._tell = tell
         self._held: dict[str, dict[str, Any] | None] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -501,8 +521,8 @@ class _Reports:
         self._held.clear()
 
     def _rest(self, name: str) -> None:
-        loop = asyncio.get_running_loop()
-        self._timers[name] = loop.call_later(_REPORT_SECONDS, self._end_rest, name)
+        if self.loop is not None:
+            self._timers[name] = self.loop.call_later(_REPORT_SECONDS, self._end_rest, name)
 
     def _end_rest(self, name: str) -> None:
         del self._timers[name]
@@ -530,11 +550,12 @@ class _RotatingHand:
         self,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
-        done: Callable[[_Watched, Rotation | None, Exception | None], None],
+        collect: Callable[[], None],
     ) -> None:
+        self.done: deque[tuple[_Watched, Rotation | None, Exception | None]] = deque()
         self._loop = loop
         self._clock = clock
-        self._done = done
+        self._collect = collect
         self._change = threading.Condition()
         self._due: deque[_Watched] = deque()
         self._compressing: dict[_Watched, Iterator[None]] = {}
@@ -592,13 +613,17 @@ class _RotatingHand:
         error: Exception | None = None
         log_dir = Path(watched.log_dir)
         try:
-            rotation = logfiles.rotate_if_due(log_dir, watched.policy, self._clock.wall())
-            if watched.policy.compress and watched not in self._compressing and (log_dir / BUSY).exists():
+            compressing = watched in self._compressing
+            rotation = logfiles.rotate_if_due(
+                log_dir, watched.policy, self._clock.wall(), while_compressing=compressing
+            )
+            if watched.policy.compress and not compressing and (log_dir / BUSY).exists():
                 self._compressing[watched] = logfiles.compressing(log_dir)
         except Exception as err:  # noqa: BLE001 - the edge of the thread: one log's trouble must not end all rotation
             error = err
+        self.done.append((watched, rotation, error))
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the answer
-            self._loop.call_soon_threadsafe(self._done, watched, rotation, error)
+            self._loop.call_soon_threadsafe(self._collect)
 
     def _compress(self, watched: _Watched) -> None:
         steps = self._compressing.get(watched)

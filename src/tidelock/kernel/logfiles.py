@@ -156,8 +156,10 @@ def waiting_bytes(log_dir: Path | str) -> int:
         os.close(fd)
 
 
-def rotate_if_due(log_dir: Path, policy: Log, now: float) -> Rotation | None:
+def rotate_if_due(log_dir: Path, policy: Log, now: float, *, while_compressing: bool = False) -> Rotation | None:
     """Rotate ``log_dir`` if it is as large or as old as ``policy`` allows; ``now`` is seconds since the epoch.
+
+    ``while_compressing`` tells that an iterator of :func:`compressing` is alive: its file is then not a leftover.
 
     Raises OSError when the disk is full even after the oldest archive that would go anyway was removed: the
     log then stays as it is and nothing is lost.
@@ -165,7 +167,7 @@ def rotate_if_due(log_dir: Path, policy: Log, now: float) -> Rotation | None:
     with _Rotator.over(log_dir) as rotator:
         if rotator is None:
             return None
-        rotator.settle()
+        rotator.settle(while_compressing=while_compressing)
         rotation = rotator.rotate(policy, now)
         rotator.rest(compress=policy.compress)
         return rotation
@@ -264,12 +266,12 @@ class _Rotator:
 
     # -- the steps
 
-    def settle(self) -> None:
+    def settle(self, *, while_compressing: bool = False) -> None:
         """Bring the directory to rest, wherever an earlier rotation was killed."""
         if self.ledger.dropping:
             self._resume_drop()
         if self._exists(BUSY):
-            self._settle_names()
+            self._settle_names(while_compressing=while_compressing)
         self._notice_emptied()
         ledger = self.ledger
         if ledger.head == ledger.base:
@@ -287,6 +289,7 @@ class _Rotator:
         if self._waiting() < policy.max_bytes and not aged:
             return None
         self._create(BUSY)
+        self._open_ledger()  # before the copy: where there is no room for the ledger, there is no point in one
         method = self.method
         piece = max(policy.max_bytes // self.block * self.block, self.block)
         names: list[str] = []
@@ -478,9 +481,11 @@ class _Rotator:
             return default
         return logledger.start_of(newest) + os.stat(newest, dir_fd=self.dir_fd).st_size
 
-    def _settle_names(self) -> None:
+    def _settle_names(self, *, while_compressing: bool) -> None:
         entries = set(os.listdir(self.dir_fd))  # noqa: PTH208 - a Path cannot be relative to a descriptor
         for entry in entries:
+            if while_compressing and entry.endswith(".gz" + PART):
+                continue
             if entry == self.ledger.newest + PART:
                 os.rename(entry, self.ledger.newest, src_dir_fd=self.dir_fd, dst_dir_fd=self.dir_fd)
             elif entry.endswith(PART) or (entry.endswith(".log") and entry + ".gz" in entries):
@@ -562,10 +567,13 @@ class _Rotator:
     # -- small things
 
     def _write(self, ledger: Ledger, *, durable: bool = False) -> None:
-        if self.ledger_fd < 0:
-            self.ledger_fd = logledger.open_ledger(self.dir_fd)
+        self._open_ledger()
         logledger.write(self.ledger_fd, ledger, durable=durable)
         self.ledger = ledger
+
+    def _open_ledger(self) -> None:
+        if self.ledger_fd < 0:
+            self.ledger_fd = logledger.open_ledger(self.dir_fd)
 
     def _exists(self, name: str) -> bool:
         if not name:
