@@ -86,7 +86,7 @@ class BotProcess:
         return Handled.read(self.journal_path)
 
     def wait_for(
-        self, fact: Callable[["Handled"], bool], seconds: float = 60.0, *, until_exit: bool = True
+        self, fact: Callable[["Handled"], bool], seconds: float = 180.0, *, until_exit: bool = True
     ) -> "Handled":
         """Wait until the journal shows it. The bot is another program: its file is looked at, there is no event."""
         deadline = time.monotonic() + seconds
