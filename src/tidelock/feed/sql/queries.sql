@@ -44,17 +44,29 @@ VALUES (?, ?, ?, ?, ?, ?, 2, ?, ?, ?);
 -- name: items_waiting
 SELECT seq, key, due_at, attempts, crashes FROM tidelock_item WHERE stream = ? AND state = 0 ORDER BY seq;
 
--- name: items_interrupted
-UPDATE tidelock_item SET state = 0, crashes = crashes + 1, due_at = 0 WHERE stream = ? AND state = 1;
+-- name: items_running
+SELECT seq, attempts FROM tidelock_item WHERE stream = ? AND state = 1;
 
--- name: items_crashed_out
-UPDATE tidelock_item SET state = 2, died_at = ?, error = coalesce(error || '; ', '') || ?, told = 0
-WHERE stream = ? AND state = 0 AND attempts >= ? AND crashes > 0
+-- name: items_interrupted
+-- Of several in flight nobody knows which one it was: all keep a last attempt.
+UPDATE tidelock_item SET state = 0, crashes = crashes + 1, due_at = 0, attempts = min(attempts, ?)
+WHERE stream = ? AND state = 1;
+
+-- name: item_crashed_out
+UPDATE tidelock_item SET state = 2, crashes = crashes + 1, died_at = ?, error = coalesce(error || '; ', '') || ?, told = 0
+WHERE seq = ?
 RETURNING seq, id, key, attempts, error;
 
--- name: item_take
-UPDATE tidelock_item SET state = 1, attempts = attempts + 1 WHERE seq = ? AND state = 0
-RETURNING id, key, payload, attempts, stored_at;
+-- name: items_take
+SELECT seq, id, key, payload, attempts + 1, stored_at FROM tidelock_item
+WHERE seq IN (SELECT value FROM json_each(?)) AND state = 0;
+
+-- name: items_taken
+UPDATE tidelock_item SET state = 1, attempts = attempts + 1
+WHERE seq IN (SELECT value FROM json_each(?)) AND state = 0;
+
+-- name: items_done
+DELETE FROM tidelock_item WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: item_done
 DELETE FROM tidelock_item WHERE seq = ?;
@@ -63,7 +75,7 @@ DELETE FROM tidelock_item WHERE seq = ?;
 UPDATE tidelock_item SET state = 0, due_at = ?, error = ? WHERE seq = ?;
 
 -- name: item_hand_back
-UPDATE tidelock_item SET state = 0, attempts = attempts - 1, due_at = 0 WHERE seq = ? AND state = 1;
+UPDATE tidelock_item SET state = 0, attempts = attempts - 1, due_at = ? WHERE seq = ? AND state = 1;
 
 -- name: item_dead
 UPDATE tidelock_item SET state = 2, error = ?, died_at = ?, told = 0 WHERE seq = ?;
