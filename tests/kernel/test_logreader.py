@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tracemalloc
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -400,6 +401,14 @@ def test_show_prints_one_log_bare_and_several_with_names(tmp_path: Path) -> None
     logshow.show({"a": tmp_path / "a", "bob": tmp_path / "bob"}, out, lines=5, colour=True)
     assert "\x1b[31mone" in out.getvalue()
     assert re.search("\x1b\\[\\d+mbob\x1b\\[0m | three", out.getvalue())
+
+
+def test_neighbours_have_different_colours() -> None:
+    """A dozen workers shown together are told apart, and a hundred at least from their neighbours."""
+    names = [f"user-{number}" for number in range(100)]
+    colours = logshow._colours(names)
+    assert len({colours[name] for name in names[:12]}) == 12
+    assert all(colours[one] != colours[other] for one, other in pairwise(names))
 
 
 def test_show_leaves_out_neither_stream(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """What ``tidelock logs`` prints: the lines of one log as they are, of several with their names in front.
 
-It works with or without an owner, because it only reads files. Each name has its own colour, always the
+It works with or without an owner, because it only reads files. Each name has its own colour, as a rule always the
 same one, so that the eye can follow one worker among many.
 """
 
@@ -77,9 +77,18 @@ def _heads(names: list[str], *, colour: bool) -> dict[str, str]:
     if len(names) < 2:  # noqa: PLR2004 - one log needs no name
         return dict.fromkeys(names, "")
     width = min(_WIDEST_NAME, max(map(len, names)))
-    return {name: f"{_coloured(name, width) if colour else name.ljust(width)} | " for name in names}
+    if not colour:
+        return {name: f"{name.ljust(width)} | " for name in names}
+    colours = _colours(names)
+    return {name: f"\x1b[{colours[name]}m{name.ljust(width)}\x1b[0m | " for name in names}
 
 
-def _coloured(name: str, width: int) -> str:
-    code = _COLOURS[zlib.crc32(name.encode()) % len(_COLOURS)]
-    return f"\x1b[{code}m{name.ljust(width)}\x1b[0m"
+def _colours(names: list[str]) -> dict[str, int]:
+    """A name's own colour; where two shown together share it, the second takes the next free one."""
+    chosen: dict[str, int] = {}
+    for name in names:
+        wanted = zlib.crc32(name.encode())
+        in_order = [_COLOURS[(wanted + step) % len(_COLOURS)] for step in range(len(_COLOURS))]
+        taken = set(list(chosen.values())[-len(_COLOURS) + 1 :])
+        chosen[name] = next(code for code in in_order if code not in taken)
+    return chosen
