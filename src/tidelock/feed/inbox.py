@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import msgspec
 
@@ -444,8 +444,7 @@ class _Row:
     stored_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class _New:
+class _New(NamedTuple):
     """A record that is not known yet."""
 
     record: Record
