@@ -11,6 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
@@ -18,27 +19,44 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from support.tg_bots import BotProcess, Handled
 from tidelock.testing.telegram import TelegramServer, text_update
 
-CONCURRENCY = {"aiogram": (), "ptb": ("--concurrency", "256")}
+
+@dataclass(frozen=True)
+class Setting:
+    """A library as people run it, and how many updates fill some seconds of it."""
+
+    library: str
+    name: str
+    count: int
+    options: tuple[str, ...] = ()
 
 
-def updates_per_second(library: str, count: int, *, durable: bool) -> float:
+SETTINGS = [
+    Setting("aiogram", "as it comes (stock: no limit, durable: 256)", 5000),
+    Setting("ptb", "as it comes (one at a time)", 100),
+    Setting("ptb", "concurrent_updates(32)", 2000, ("--concurrency", "32")),
+    Setting("ptb", "concurrent_updates(256)", 5000, ("--concurrency", "256")),
+]
+
+
+def updates_per_second(setting: Setting, *, durable: bool) -> float:
     """One run: from the first finished handler to the last."""
+    count = setting.count
     with tempfile.TemporaryDirectory() as directory, TelegramServer() as server:
         server.push(*(text_update("work", chat_id=number) for number in range(1, count + 1)))
-        with BotProcess(library, server, Path(directory), *CONCURRENCY[library], durable=durable) as bot:
+        with BotProcess(setting.library, server, Path(directory), *setting.options, durable=durable) as bot:
             first = len(bot.wait_for(lambda handled: bool(handled.ended)).ended)
             began = time.monotonic()
             bot.wait_for(lambda handled: len(handled.ended) == count)
             return (count - first) / (time.monotonic() - began)
 
 
-def done_beside_a_slow_one(library: str, count: int = 1000, seconds: float = 10.0) -> float:
-    """The share of the other updates that are done this long after the bot began."""
+def done_beside_a_slow_one(setting: Setting, count: int = 1000, seconds: float = 10.0) -> float:
+    """The share of the other updates that are done this long after the first handler began."""
     with tempfile.TemporaryDirectory() as directory, TelegramServer() as server:
         updates = [text_update("work", chat_id=number) for number in range(1, count + 1)]
-        updates[count // 100] = text_update("slow 20", chat_id=-1)
+        updates[count // 100] = text_update("slow 20", chat_id=count + 1)
         server.push(*updates)
-        with BotProcess(library, server, Path(directory), *CONCURRENCY[library]) as bot:
+        with BotProcess(setting.library, server, Path(directory), *setting.options) as bot:
             bot.wait_for(lambda handled: bool(handled.began))
             began = time.monotonic()
             enough: Handled = bot.journal()
@@ -49,26 +67,32 @@ def done_beside_a_slow_one(library: str, count: int = 1000, seconds: float = 10.
 
 
 def main() -> int:
-    """Print both tables; 1 if something wanted was not reached."""
+    """Print the table; 1 if something wanted was not reached."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one small run each, numbers are rough")
-    parser.add_argument("--only", choices=sorted(CONCURRENCY))
+    parser.add_argument("--quick", action="store_true", help="one run each, numbers are rough")
+    parser.add_argument("--only", choices=["aiogram", "ptb"])
     given = parser.parse_args()
-    runs, count = (1, 2000) if given.quick else (5, 5000)
     missed = False
     print(
-        "| library | stock, updates/s | durable, updates/s | durable / stock | others done 10 s beside a 20 s handler |"
+        "| library | setting | stock, updates/s | durable, updates/s | durable / stock "
+        "| others done 10 s beside a 20 s handler |"
     )
-    print("|---|---|---|---|---|")
-    for library in [given.only] if given.only else sorted(CONCURRENCY):
-        speed: dict[bool, list[float]] = {False: [], True: []}
-        for _ in range(runs):
-            for durable in (False, True):
-                speed[durable].append(updates_per_second(library, count, durable=durable))
-        stock, ours = statistics.median(speed[False]), statistics.median(speed[True])
-        share = done_beside_a_slow_one(library)
-        missed |= ours / stock < 0.8 or share < 0.97
-        print(f"| {library} | {stock:,.0f} | {ours:,.0f} | {ours / stock:.2f} | {share:.1%} |", flush=True)
+    print("|---|---|---|---|---|---|")
+    for setting in SETTINGS:
+        if given.only not in {None, setting.library}:
+            continue
+        # Stock and durable take turns, and each pair is compared by itself: a busy machine is busy for both.
+        pairs = [
+            (updates_per_second(setting, durable=False), updates_per_second(setting, durable=True))
+            for _ in range(1 if given.quick else 5)
+        ]
+        ratio = statistics.median(ours / stock for stock, ours in pairs)
+        stock, ours = (statistics.median(speeds) for speeds in zip(*pairs, strict=True))
+        share = None if "one at a time" in setting.name else done_beside_a_slow_one(setting)
+        missed |= ratio < 0.8 or (share is not None and share < 0.97)
+        beside = "stops all, as its users ask for" if share is None else f"{share:.1%}"
+        row = f"| {setting.library} | {setting.name} | {stock:,.0f} | {ours:,.0f} | {ratio:.2f} | {beside} |"
+        print(row, flush=True)
     return int(missed)
 
 
