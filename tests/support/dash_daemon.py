@@ -72,7 +72,9 @@ class Daemon:
             log_text = (self.state_dir.parent / "daemon.log").read_text(errors="replace")
             raise AssertionError(f"the daemon did not come up:\n{log_text[-3000:]}")
         self._client = httpx.Client(
-            base_url=f"{self.base}/api/v1", headers={"authorization": f"Bearer {self.token}"}, timeout=60
+            base_url=f"{self.base}/api/v1",
+            headers={"authorization": f"Bearer {self.token}", "accept": "application/json"},
+            timeout=60,
         )
 
     def kill(self) -> None:
