@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+import warnings  # noqa: F401 - os.execvp imports it, and the worker's account may not be allowed to read our Python
 from typing import Any
 
 
@@ -47,7 +48,7 @@ def main() -> None:
         _default_signals()
         step = "exec"
         os.execvp(command[0], command)  # noqa: S606 - becoming the worker's program is the point
-    except (OSError, ValueError) as err:
+    except Exception as err:  # noqa: BLE001 - whatever it is: without a report the start would count as done
         number = err.errno if isinstance(err, OSError) and err.errno else 22
         os.write(report_fd, json.dumps({"errno": number, "what": step}).encode())
         os._exit(127)
