@@ -106,7 +106,7 @@ def _check(deck: Deck, state: Path, mark: str, seen: list[tuple[str, ...]]) -> N
         os.sched_yield()
     assert not short, (short, leaders)
     for name, status in leaders.items():
-        if records[name].desired == "running" and name not in {"crashy", "taken"}:
+        if records[name].desired == "running" and name not in {"crashy", "taken", "broken"}:
             assert status.state is State.RUNNING, status
     assert set(_copies(state, mark)) <= set(leaders), "somebody runs who is in no record"
     events = deck.events()
@@ -120,7 +120,7 @@ def _too_few(copies: Counter[str], leaders: dict[str, WorkerStatus]) -> dict[str
     """How many processes are missing, by worker; one too many fails here and now."""
     short = {}
     for name, status in leaders.items():
-        per_life = 2 if name == "kids" else 0 if name in {"taken", "crashy"} else 1
+        per_life = 2 if name == "kids" else 0 if name in {"taken", "crashy", "broken"} else 1
         expected = per_life if status.state is State.RUNNING else 0
         assert copies[name] <= expected, (name, status, copies)
         if copies[name] < expected:

@@ -6,12 +6,14 @@ that the test can check that nothing of it was lost.
 """
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from tidelock import AsyncDeck, Restart, Stop
+from tidelock.errors import SpawnFailed
 from tidelock.model import Event, State
 
 DEADLINE_SECONDS = 60
@@ -64,7 +66,9 @@ async def verbs(state: str, mark: str, stranger: int) -> None:
         await deck.stop("alpha")
         await deck.reset("crashy")
         await deck.adopt("taken", stranger)
-        await deck.start("alpha", sleeper(mark, "alpha-2"), replace=True)
+        await deck.start("alpha", sleeper(mark, "alpha-2"), secrets={"OTHER": "w"}, replace=True)
+        with contextlib.suppress(SpawnFailed):
+            await deck.start("broken", ["/no/such/program"])
         await deck.remove("rest")
         await deck.reconcile()
         await deck.stop_many(["keep", "beta"])

@@ -95,7 +95,8 @@ class Ending:
                 if worker.has_process or record.phase in LIVE_PHASES:
                     to_end[worker.name] = worker
                     saved = replace(record, desired=wanted, phase=State.STOPPING)
-                    parts.events.append(record.name, EventKind.STOPPING, pid=pid_of(record))
+                    if record.phase is not State.STOPPING:  # a stop that is tried again is the same stop
+                        parts.events.append(record.name, EventKind.STOPPING, pid=pid_of(record))
                 else:
                     waiting = record.phase in {State.BACKOFF, State.FAILED}
                     phase = State.STOPPED if waiting else record.phase

@@ -613,11 +613,8 @@ class _RotatingHand:
         error: Exception | None = None
         log_dir = Path(watched.log_dir)
         try:
-            compressing = watched in self._compressing
-            rotation = logfiles.rotate_if_due(
-                log_dir, watched.policy, self._clock.wall(), while_compressing=compressing
-            )
-            if watched.policy.compress and not compressing and (log_dir / BUSY).exists():
+            rotation = logfiles.rotate_if_due(log_dir, watched.policy, self._clock.wall())
+            if watched.policy.compress and watched not in self._compressing and (log_dir / BUSY).exists():
                 self._compressing[watched] = logfiles.compressing(log_dir)
         except Exception as err:  # noqa: BLE001 - the edge of the thread: one log's trouble must not end all rotation
             error = err

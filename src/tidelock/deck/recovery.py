@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
+from tidelock.child import DIR_ENV, WORKER_ENV
 from tidelock.crashpoints import crash_point
 from tidelock.deck import guardian_link
 from tidelock.deck import reconcile as rules
@@ -22,11 +23,11 @@ from tidelock.deck.home import Inherited
 from tidelock.deck.parts import Parts
 from tidelock.deck.starting import Starting, leader_by_cookie, spec_from_process
 from tidelock.deck.worker import LIVE_PHASES, Worker
-from tidelock.errors import KernelError, ProcessGone
+from tidelock.errors import KernelError, NameRefused, ProcessGone, ResourceExhausted
 from tidelock.kernel import containment, exits, flock
 from tidelock.kernel import identity as ids
 from tidelock.kernel.escalation import Outcome
-from tidelock.model import EventKind, State, WorkerName
+from tidelock.model import EventKind, State, WorkerName, worker_name
 from tidelock.registry import Record
 from tidelock.registry.store import encoded_spec
 
@@ -69,11 +70,12 @@ class Recovery:
         seen = self._look_at_all()
         self._starting.adopt([one.worker for one in seen if isinstance(one.decision, rules.Adopt)])
         crash_point("open.adopted")
-        await self._end_orphans({one.worker.name: one for one in seen if isinstance(one.decision, rules.EndTree)})
+        orphans = {one.worker.name: one for one in seen if isinstance(one.decision, rules.EndTree)}
+        unended = await self._end_orphans(orphans)
         crash_point("open.orphans-ended")
         for one in seen:
             async with parts.turns.of(one.worker.name):
-                if isinstance(one.decision, rules.Conflict):
+                if isinstance(one.decision, rules.Conflict) or one.worker.name in unended:
                     self._starting.conflict(one.worker)
                 elif not isinstance(one.decision, rules.Adopt):
                     await self.bring_up(one.worker)
@@ -162,6 +164,8 @@ class Recovery:
             worker.pidfd = ids.open_verified(identity)
         except ProcessGone:
             return "gone"
+        except ResourceExhausted:
+            raise  # an owner that cannot hold all of its workers must say so, and hold none
         except KernelError:
             return "unknown"
         worker.is_child = exits.is_our_child(worker.pidfd)
@@ -188,6 +192,8 @@ class Recovery:
     def _find_unrecorded(self) -> None:
         """Workers whose lock is held but whom the registry does not know: it was lost, they were not."""
         parts = self._parts
+        if parts.registry.set_aside is not None:
+            self._find_by_cookie()
         for name in parts.home.worker_names():
             if name in parts.workers:
                 continue
@@ -199,6 +205,17 @@ class Recovery:
                     with contextlib.suppress(KernelError):
                         if self._find_again(name, pid):
                             break
+
+    def _find_by_cookie(self) -> None:
+        """A worker that dropped its lock (sudo, closefrom) still says in its environment whose it is."""
+        parts = self._parts
+        for pids in containment.cookie_scan().values():
+            for pid in pids:
+                environment = containment.environment_of(pid)
+                with contextlib.suppress(KernelError, NameRefused):
+                    name = worker_name(environment.get(WORKER_ENV))
+                    if environment.get(DIR_ENV) == str(parts.engine.home(name)) and name not in parts.workers:
+                        self._find_again(name, pid)
 
     def _find_again(self, name: WorkerName, pid: int) -> bool:
         cookie = containment.cookie_of(pid)
@@ -218,8 +235,8 @@ class Recovery:
 
     # --- ending -------------------------------------------------------------------------------------------------
 
-    async def _end_orphans(self, orphans: dict[str, _Seen]) -> None:
-        """End what should not live, all at once, and note why."""
+    async def _end_orphans(self, orphans: dict[str, _Seen]) -> set[str]:
+        """End what should not live, all at once, and note why; returns those that could not be ended."""
 
         def gone(outcomes: dict[str, Outcome]) -> None:
             with self._parts.registry.transaction():
@@ -230,7 +247,9 @@ class Recovery:
                     orphans[name].worker.let_go()
             self._parts.events.wake()
 
-        await self._ending.end_trees([self._ending.subject(one.worker) for one in orphans.values()], gone)
+        subjects = [self._ending.subject(one.worker) for one in orphans.values()]
+        outcomes = await self._ending.end_trees(subjects, gone)
+        return {name for name, outcome in outcomes.items() if not outcome.gone}
 
     def _note_orphan(self, orphan: _Seen, outcome: Outcome) -> None:
         worker, decision = orphan.worker, orphan.decision

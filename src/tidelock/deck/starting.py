@@ -57,6 +57,10 @@ class Starting:
         self._parts.registry.save(intent)
         worker.record = intent
         crash_point("start.intent-recorded")
+        if spec.secrets or before.spec.secrets:
+            # Only now: until the intent was recorded, a crash would have started the old spec with the old secrets.
+            self._parts.engine.forget_stale_secrets(intent.name, spec)
+            crash_point("start.secrets-settled")
         launched: Launched | None = None
         try:
             lock_fd = await self._lock_for(worker, before)
@@ -137,6 +141,8 @@ class Starting:
     async def _lock_for(self, worker: Worker, before: Record) -> int | None:
         """The worker's lock; what is left of an earlier start is adopted (None) or ended; a stranger is a conflict."""
         engine, name = self._parts.engine, worker.record.name
+        if before.identity is not None and ids.answer(before.identity) is not ids.Answer.DIFFERENT:
+            raise self.conflict(worker)  # not proven dead, though it may have dropped its lock
         lock_fd = engine.take_lock(name)
         if lock_fd is not None:
             return lock_fd
@@ -208,10 +214,11 @@ class Starting:
     def _back_to_rest(self, worker: Worker, before: Record) -> None:
         """Note that nothing runs. The record keeps what it said before, with nobody alive in it."""
         phase = State.STOPPED if before.phase in LIVE_PHASES else before.phase
-        resting = replace(before, phase=phase, desired="stopped", identity=None, cgroup=None)
+        resting = replace(before, phase=phase, identity=None, cgroup=None)
         worker.record = resting
         with contextlib.suppress(RegistryError):
             self._parts.registry.save(resting)
+        crash_point("start.failed")
 
     # --- taking over --------------------------------------------------------------------------------------------
 
@@ -244,6 +251,7 @@ class Starting:
             pidfd = ids.open_pidfd(pid)
         except ProcessGone:
             raise SpecError("pid", pid, "the pid of a process that is running") from None
+        worker: Worker | None = None
         try:
             identity = ids.identity_of(pidfd, pid)
             self._refuse_ours(pid, identity)
@@ -267,6 +275,8 @@ class Starting:
             parts.save(worker, record, (EventKind.ADOPTED, detail))
         except BaseException:
             os.close(pidfd)
+            if worker is not None:
+                worker.let_go()
             raise
         crash_point("adopt.recorded")
         worker.pidfd = pidfd

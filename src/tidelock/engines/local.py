@@ -127,8 +127,6 @@ class LocalEngine:
             (home / part).mkdir(mode=0o700, exist_ok=True)
         account = _privileges(spec)
         folder = home / "secrets"
-        for stale in {entry.name for entry in folder.iterdir()} - set(spec.secrets):
-            (folder / stale).unlink()
         for secret_name, secret in spec.secrets.items():
             if secret.value is None:  # kept: the file has it
                 continue
@@ -144,6 +142,13 @@ class LocalEngine:
                 directory.chmod(0o711)
             for path in (home / "data", folder, *folder.iterdir()):
                 os.chown(path, account.uid, -1 if account.gid is None else account.gid)
+
+    def forget_stale_secrets(self, name: WorkerName, spec: WorkerSpec) -> None:
+        """Remove the files of secrets that the spec no longer has; call it when the spec is recorded."""
+        folder = self.home(name) / "secrets"
+        with contextlib.suppress(OSError):  # a file that cannot be removed now is removed with the next start
+            for stale in {entry.name for entry in folder.iterdir()} - set(spec.secrets):
+                (folder / stale).unlink()
 
     def same_secrets(self, name: WorkerName, spec: WorkerSpec) -> bool:
         """Would :meth:`prepare` change any secret of the worker?"""

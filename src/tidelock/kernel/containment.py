@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from tidelock.child import COOKIE_ENV
-from tidelock.errors import KernelError, LimitUnavailable, ProcessGone
+from tidelock.errors import KernelError, LimitUnavailable, NotPermitted, ProcessGone
 from tidelock.kernel import flock
 from tidelock.kernel import identity as ids
 from tidelock.model import Containment, Cookie, Identity, Limits
@@ -82,7 +82,8 @@ def members(trees: Sequence[Tree]) -> dict[Cookie, list[int]]:
     for tree in trees:
         # A lock that is held by nobody we found: somebody cleared its environment or left the cgroup.
         if tree.lock_path is not None and not found[tree.cookie] and flock.is_held(tree.lock_path):
-            found[tree.cookie].update(flock.holders(tree.lock_path))
+            heirs = (pid for pid in flock.holders(tree.lock_path) if flock.is_heir(tree.lock_path, pid))
+            found[tree.cookie].update(heirs)
     return {cookie: sorted(pids) for cookie, pids in found.items()}
 
 
@@ -117,6 +118,16 @@ def cookie_of(pid: int) -> Cookie | None:
     return Cookie(value.partition(b"\0")[0].decode("ascii", "replace"))
 
 
+def environment_of(pid: int) -> dict[str, str]:
+    """A process's environment as it was started with; empty if it is hidden from us."""
+    try:
+        environ = ids.read_proc(pid, "environ")
+    except KernelError:
+        return {}
+    pairs = (pair.decode("utf-8", "replace").partition("=") for pair in environ.split(b"\0") if b"=" in pair)
+    return {key: value for key, _, value in pairs}
+
+
 def belongs(tree: Tree, pid: int, pidfd: int) -> bool:
     """Is the process behind ``pidfd``, which was opened for this pid, one of the tree?"""
     if tree.identity is not None and tree.identity.pid == pid:
@@ -125,7 +136,7 @@ def belongs(tree: Tree, pid: int, pidfd: int) -> bool:
         return True
     if cookie_of(pid) == tree.cookie:
         return True
-    return tree.lock_path is not None and flock.is_holder(tree.lock_path, pid)
+    return tree.lock_path is not None and flock.is_heir(tree.lock_path, pid)
 
 
 def is_gone(tree: Tree, found: Sequence[int] | None = None) -> bool:
@@ -162,7 +173,8 @@ def signal_tree(tree: Tree, leader_pidfd: int | None, pids: Sequence[int], *numb
         kill_cgroup(tree.cgroup)
     if leader_pidfd is not None:
         for number in numbers:
-            _signal_group(tree, leader_pidfd, pids, number)
+            with contextlib.suppress(NotPermitted):
+                _signal_group(tree, leader_pidfd, pids, number)
     for pid in pids:
         if tree.identity is None or leader_pidfd is None or pid != tree.identity.pid:
             _signal_member(tree, pid, numbers, group_was_reached=leader_pidfd is not None)
@@ -182,7 +194,7 @@ def _signal_member(tree: Tree, pid: int, numbers: Sequence[int], *, group_was_re
             return
         for number in numbers:
             ids.send_signal(pidfd, number)
-    except ProcessGone:
+    except (ProcessGone, NotPermitted):  # a setuid program of the tree: the proof will tell, the others are signalled
         return
     finally:
         os.close(pidfd)

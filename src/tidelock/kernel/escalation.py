@@ -19,7 +19,7 @@ from enum import Enum, auto
 from time import monotonic
 from typing import Final, Self
 
-from tidelock.errors import KernelError, ProcessGone
+from tidelock.errors import KernelError, ProcessGone, ResourceExhausted
 from tidelock.kernel import containment
 from tidelock.kernel import identity as ids
 from tidelock.kernel.containment import Tree
@@ -83,7 +83,10 @@ class Escalation:
 
     def __init__(self, subjects: Sequence[Subject], *, now: Callable[[], float] = monotonic) -> None:
         self._now = now
-        self._epoll = select.epoll()
+        try:
+            self._epoll = select.epoll()
+        except OSError as err:
+            raise ResourceExhausted(f"no epoll to wait with: {err.strerror}; raise the limit of open files") from err
         self._courses: dict[str, _Course] = {}
         self._by_pidfd: dict[int, _Course] = {}
         self.outcomes: dict[str, Outcome] = {}
@@ -210,18 +213,22 @@ class Escalation:
         tree = course.subject.tree
         leader_pid = tree.identity.pid if tree.identity is not None else None
         if course.leader_pidfd is not None and leader_pid is not None and leader_pid not in known:
-            # A copy: the caller's descriptor may sit in the caller's own epoll.
-            self._add(course, os.dup(course.leader_pidfd), leader_pid)
+            # The caller's own descriptor: one may sit in several epolls, and a copy of each would need as many again.
+            self._add(course, course.leader_pidfd, leader_pid)
         for pid in pids:
             if pid == leader_pid and course.leader_pidfd is not None:
                 continue
             if pid not in known:
-                with contextlib.suppress(ProcessGone):
+                try:
                     self._add(course, ids.open_pidfd(pid), pid)
+                except ProcessGone:
+                    continue
+                except ResourceExhausted:  # no descriptor to wait with: it is signalled all the same, and looked for
+                    course.look_again_at = self._now() + _UNSEEN_HOLDER_SECONDS
 
     def _add(self, course: _Course, pidfd: int, pid: int) -> None:
         if ids.is_readable(pidfd):
-            os.close(pidfd)
+            self._close(course, pidfd)
             return
         self._epoll.register(pidfd, select.EPOLLIN)
         course.awaited[pidfd] = pid
@@ -230,7 +237,11 @@ class Escalation:
     def _forget(self, course: _Course, pidfd: int) -> None:
         self._epoll.unregister(pidfd)
         del course.awaited[pidfd], self._by_pidfd[pidfd]
-        os.close(pidfd)
+        self._close(course, pidfd)
+
+    def _close(self, course: _Course, pidfd: int) -> None:
+        if pidfd != course.leader_pidfd:
+            os.close(pidfd)
 
     def _drop(self, course: _Course) -> None:
         for pidfd in list(course.awaited):
