@@ -106,3 +106,33 @@ def test_a_look_at_a_lock_is_never_taken_for_a_holder(tmp_path: Path) -> None:
         looker.wait()
         assert looker.stdout is not None
         looker.stdout.close()
+
+
+def test_who_took_the_lock_himself_is_a_stranger(nursery: Nursery) -> None:
+    """The worker dropped its lock and somebody else took it: he keeps the tree from being proven gone, and lives."""
+    closes = (
+        "import os, time; say = int(os.environ['SAY']); os.write(say, b'up\\n'); os.closerange(3, 100); time.sleep(100)"
+    )
+    one = nursery.start([sys.executable, "-c", closes])
+    assert one.tree.lock_path is not None
+    assert one.line() == "up"
+    took = (
+        "import fcntl, sys, time; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX); "
+        "print('got it', flush=True); time.sleep(100)"
+    )
+    stranger = subprocess.Popen([sys.executable, "-c", took, str(one.tree.lock_path)], stdout=subprocess.PIPE)
+    try:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == b"got it\n"
+        assert flock.holders(one.tree.lock_path) == [stranger.pid]
+        assert not flock.is_heir(one.tree.lock_path, stranger.pid)
+        ids.send_signal(one.pidfd, signal.SIGKILL)
+        wait_readable(one.pidfd)
+        assert containment.members([one.tree])[one.tree.cookie] == []
+        assert not containment.is_gone(one.tree)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+        assert stranger.stdout is not None
+        stranger.stdout.close()

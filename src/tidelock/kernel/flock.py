@@ -77,15 +77,29 @@ def holders(path: Path) -> list[int]:
         return []
     name = os.path.realpath(path)
     own = os.getpid()
-    return [pid for pid in all_pids() if pid != own and _carries(pid, name, wanted)]
+    return [pid for pid in all_pids() if pid != own and _taker(pid, name, wanted) is not None]
 
 
 def is_holder(path: Path, pid: int) -> bool:
     """Does this one process carry the lock?"""
     try:
-        return _carries(pid, os.path.realpath(path), os.stat(path))  # noqa: PTH116 - compared raw
+        return _taker(pid, os.path.realpath(path), os.stat(path)) is not None  # noqa: PTH116 - compared raw
     except FileNotFoundError:
         return False
+
+
+def is_heir(path: Path, pid: int) -> bool:
+    """Does this one process carry the lock because it was handed down by somebody who let go of it?
+
+    That is how a worker's tree comes to its lock. Whoever took the lock himself, and what he started, is a stranger
+    who keeps others out: a conflict, nobody to be signalled.
+    """
+    try:
+        name, wanted = os.path.realpath(path), os.stat(path)  # noqa: PTH116 - compared raw
+    except FileNotFoundError:
+        return False
+    taker = _taker(pid, name, wanted)
+    return taker is not None and taker != pid and _taker(taker, name, wanted) is None
 
 
 def all_pids() -> list[int]:
@@ -93,7 +107,8 @@ def all_pids() -> list[int]:
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - names are all we want
 
 
-def _carries(pid: int, name: str, wanted: os.stat_result) -> bool:
+def _taker(pid: int, name: str, wanted: os.stat_result) -> int | None:
+    """Who took the lock that this process carries, by the number it had then; None if it carries none."""
     # The process may end, or deny us, at any of these steps: then it is not a holder that we can see.
     with contextlib.suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - names are all we want
@@ -103,9 +118,11 @@ def _carries(pid: int, name: str, wanted: os.stat_result) -> bool:
                 if not os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), wanted):  # noqa: PTH116
                     continue
                 with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii", errors="replace") as info:  # noqa: PTH123
-                    if any(line.startswith("lock:") and "FLOCK" in line and "WRITE" in line for line in info):
-                        return True
-    return False
+                    for line in info:
+                        words = line.split()  # lock: 1: FLOCK ADVISORY WRITE TAKER ...
+                        if words[:1] == ["lock:"] and words[2:5:2] == ["FLOCK", "WRITE"]:
+                            return int(words[5])
+    return None
 
 
 def _try(fd: int, path: Path, kind: int) -> bool:
