@@ -605,6 +605,21 @@ def test_a_second_poller_is_refused(apps: Apps) -> None:
     asyncio.run(scenario())
 
 
+def test_an_end_before_the_start(apps: Apps) -> None:
+    """Polling began and the application never did (a SIGTERM in between): the lock and the file are let go."""
+
+    async def scenario() -> None:
+        app = apps.app()
+        async with app:
+            await app.updater.start_polling()
+            await app.updater.stop()
+        assert not app.durable.polling.is_open
+        with PollerLock(apps.server.token):
+            pass
+
+    asyncio.run(scenario())
+
+
 def test_what_is_refused(apps: Apps) -> None:
     """Wrong words and an application without our updater are refused when built."""
     with pytest.raises(SpecError, match="first_run"):

@@ -320,6 +320,12 @@ def _durable_class(base: Any) -> Any:
                 await self.durable.polling.close()
             await super().stop()
 
+        async def shutdown(self) -> None:
+            # Ended before it was started: stop() is not called then.
+            if self.durable is not None and not self.running:
+                await self.durable.polling.close()
+            await super().shutdown()
+
     DurableApplication.__name__ = DurableApplication.__qualname__ = f"Durable{base.__name__}"
     return DurableApplication
 
