@@ -1,5 +1,7 @@
 """Decisions without processes and without a clock: what opening does with a worker, and what follows an end."""
 
+import dataclasses
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,3 +105,11 @@ def test_a_stable_time_begins_a_new_row() -> None:
     assert backoff.streak_after(restart, 7, 61) == 1
     assert backoff.streak_after(restart, 7, 59) == 8
     assert backoff.crashes_in_window(Restart(window_seconds=10), (1.0, 95.0, 99.0), 100.0) == (95.0, 99.0)
+
+
+def test_a_row_of_unseen_ends_backs_off() -> None:
+    """A host that reaps our children on an old kernel must not make a worker that ends at once start without pause."""
+    away = Ended(UnknownExit(), 0.1, Restart(), 3, (), 100.0, 0.5)
+    after_away, after_there = rules.after_end(away), rules.after_end(dataclasses.replace(away, our_child=True))
+    assert after_away == rules.RestartIn(0.0, 3, crashed=False, crash_times=())
+    assert after_there == rules.RestartIn(4.0, 4, crashed=False, crash_times=())

@@ -94,7 +94,9 @@ class Healing:
         uptime = parts.uptime(record, now)
         crash_times, draw = _crash_times(record), parts.clock.draw()
         decision = rules.after_end(
-            rules.Ended(ended_as, uptime, record.spec.restart, record.streak, crash_times, now, draw)
+            rules.Ended(
+                ended_as, uptime, record.spec.restart, record.streak, crash_times, now, draw, our_child=worker.is_child
+            )
         )
         ended = replace(
             record,

@@ -37,6 +37,7 @@ class Ended:
     crash_times: tuple[float, ...]
     now: float
     draw: float
+    our_child: bool = False  # the owner was there when it ended
 
 
 # --- what to do -------------------------------------------------------------------------------------------------
@@ -133,7 +134,9 @@ def after_end(ended: Ended) -> After:
     """What follows when a worker ended by itself.
 
     An end that nobody saw is neither success nor failure: it happens when the owner was away, once per owner, so
-    the worker is started again at once unless its policy is ``never``, and nothing is counted against it.
+    the worker is started again at once unless its policy is ``never``, and nothing is counted against it. Where the
+    ends of our own children are never seen (below Linux 6.15, in a host that reaps them) they come in a row, and a row
+    backs off.
     """
     unseen = isinstance(ended.exit, UnknownExit)
     succeeded = isinstance(ended.exit, Exited) and ended.exit.code == 0
@@ -144,9 +147,9 @@ def after_end(ended: Ended) -> After:
     policy = ended.restart.policy
     if policy == "never" or (policy == "on-failure" and succeeded):
         return Rest(crashed, crash_times)
-    if unseen:
-        return RestartIn(0.0, ended.streak, crashed=False, crash_times=crash_times)
     streak = streak_after(ended.restart, ended.streak, ended.uptime_seconds)
+    if unseen and not ended.our_child:
+        return RestartIn(0.0, ended.streak, crashed=False, crash_times=crash_times)
     if crashed and breaker_trips(ended.restart, len(crash_times)):
         return GiveUp(streak, crash_times)
     return RestartIn(next_delay(ended.restart, streak, ended.draw), streak, crashed, crash_times)
