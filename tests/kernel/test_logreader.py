@@ -146,6 +146,7 @@ def test_since_and_until_use_the_index(tmp_path: Path) -> None:
         append(tmp_path, lines)
         written += len(lines)
     rotate(tmp_path, compress=True)
+    os.utime(tmp_path / "current", (NOW + 600, NOW + 600))
     found = list(logreader.read(tmp_path, since=at(180), until=at(300)))
     assert found[0] == "minute 3 line 0"
     assert found[-2] == "minute 4 line 99"
@@ -161,7 +162,28 @@ def test_since_and_until_use_the_index(tmp_path: Path) -> None:
 def test_a_log_without_an_index_is_shown_rather_too_wide(tmp_path: Path) -> None:
     """Where no times are known nothing is hidden."""
     append(tmp_path, b"one\ntwo\n")
-    assert list(logreader.read(tmp_path, since=at(0), until=at(1))) == ["one", "two"]
+    now = datetime.now(UTC)
+    assert list(logreader.read(tmp_path, since=now - timedelta(hours=2), until=now - timedelta(hours=1))) == [
+        "one",
+        "two",
+    ]
+
+
+def test_a_log_that_was_not_written_since_is_not_shown(tmp_path: Path) -> None:
+    """The file's own time tells, also without an index."""
+    append(tmp_path, b"one\n")
+    assert list(logreader.read(tmp_path, since=datetime.now(UTC) + timedelta(minutes=1))) == []
+
+
+def test_lines_before_a_later_start_are_not_taken_for_later_ones(tmp_path: Path) -> None:
+    """A mark says when the log began only if the log still has its beginning."""
+    logfiles.mark(tmp_path, "started pid=1")
+    earlier = datetime.now(UTC) - timedelta(minutes=1)
+    assert list(logreader.read(tmp_path, until=earlier)) == []
+    append(tmp_path, numbered(0, 230))
+    logfiles.rotate_if_due(tmp_path, Log(max_bytes=20_000, keep=0), NOW)
+    logfiles.mark(tmp_path, "started pid=2")
+    assert len(list(logreader.read(tmp_path, until=earlier))) > 30
 
 
 def test_grep(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from tidelock.kernel import inotify
 
 DEADLINE_SECONDS = 90
-_ANY_CHANGE = inotify.MODIFY | inotify.CREATE | inotify.MOVED_TO
+_DELETE = 0x00000200
+_ANY_CHANGE = inotify.MODIFY | inotify.CREATE | inotify.MOVED_TO | _DELETE
 
 
 async def until(true_of_it: Callable[[], bool], directory: Path) -> None:

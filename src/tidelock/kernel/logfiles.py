@@ -156,10 +156,8 @@ def waiting_bytes(log_dir: Path | str) -> int:
         os.close(fd)
 
 
-def rotate_if_due(log_dir: Path, policy: Log, now: float, *, while_compressing: bool = False) -> Rotation | None:
+def rotate_if_due(log_dir: Path, policy: Log, now: float) -> Rotation | None:
     """Rotate ``log_dir`` if it is as large or as old as ``policy`` allows; ``now`` is seconds since the epoch.
-
-    ``while_compressing`` tells that an iterator of :func:`compressing` is alive: its file is then not a leftover.
 
     Raises OSError when the disk is full even after the oldest archive that would go anyway was removed: the
     log then stays as it is and nothing is lost.
@@ -167,7 +165,7 @@ def rotate_if_due(log_dir: Path, policy: Log, now: float, *, while_compressing: 
     with _Rotator.over(log_dir) as rotator:
         if rotator is None:
             return None
-        rotator.settle(while_compressing=while_compressing)
+        rotator.settle()
         rotation = rotator.rotate(policy, now)
         rotator.rest(compress=policy.compress)
         return rotation
@@ -266,12 +264,12 @@ class _Rotator:
 
     # -- the steps
 
-    def settle(self, *, while_compressing: bool = False) -> None:
+    def settle(self) -> None:
         """Bring the directory to rest, wherever an earlier rotation was killed."""
         if self.ledger.dropping:
             self._resume_drop()
         if self._exists(BUSY):
-            self._settle_names(while_compressing=while_compressing)
+            self._settle_names()
         self._notice_emptied()
         ledger = self.ledger
         if ledger.head == ledger.base:
@@ -481,11 +479,11 @@ class _Rotator:
             return default
         return logledger.start_of(newest) + os.stat(newest, dir_fd=self.dir_fd).st_size
 
-    def _settle_names(self, *, while_compressing: bool) -> None:
+    def _settle_names(self) -> None:
         entries = set(os.listdir(self.dir_fd))  # noqa: PTH208 - a Path cannot be relative to a descriptor
         for entry in entries:
-            if while_compressing and entry.endswith(".gz" + PART):
-                continue
+            if entry.endswith(".gz" + PART) and self._is_held(entry):
+                continue  # compression is under way
             if entry == self.ledger.newest + PART:
                 os.rename(entry, self.ledger.newest, src_dir_fd=self.dir_fd, dst_dir_fd=self.dir_fd)
             elif entry.endswith(PART) or (entry.endswith(".log") and entry + ".gz" in entries):
@@ -584,6 +582,19 @@ class _Rotator:
             return False
         return True
 
+    def _is_held(self, name: str) -> bool:
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.dir_fd)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
     def _create(self, name: str) -> None:
         # Only a hint to recovery: without room for it the rotation goes on, and recovers at the next one.
         with contextlib.suppress(OSError):
@@ -649,6 +660,8 @@ def _compress(path: Path) -> Iterator[None]:
         times = os.fstat(source.fileno())
         with part.open("wb") as to:
             os.fchmod(to.fileno(), 0o600)
+            # Held while this iterator lives: a rotation in between sees that the file is no leftover of a crash.
+            fcntl.flock(to.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             while block := source.read(_MEMBER_BYTES):
                 to.write(_gzip_member(block))
                 yield

@@ -638,7 +638,7 @@ def _within(
         begin = _line_start(view, begin, 0)
     if until is not None:
         moment_of = until.timestamp()
-        first = _first_mark(view, begin, end)
+        first = _first_start(view, end) if begin == 0 else None
         if first is not None and moment_of + 1 < first:
             return begin, begin
         stop = min(end, next((position for at, position in entries if at >= moment_of), end))
@@ -653,11 +653,14 @@ def _last_change(log_dir: Path) -> float:
         return 0.0
 
 
-def _first_mark(view: LogView, begin: int, end: int) -> float | None:
-    """The time in our mark of the first start, which stands within the first lines of a log that was never pruned."""
-    _, block = view.read(begin, min(_BLOCK_BYTES, end - begin)) if begin < end else (begin, b"")
-    found = re.search(rb"^--- tidelock (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) ", block, re.MULTILINE)
-    return None if found is None else datetime.fromisoformat(found[1].decode()).timestamp()
+def _first_start(view: LogView, end: int) -> float | None:
+    """When the log was begun: the time of the first start, if its mark is the first within the first lines.
+
+    Only for a log that still has its beginning. In any other, lines of hours may stand before the first mark.
+    """
+    _, block = view.read(0, min(_BLOCK_BYTES, end))
+    found = re.search(rb"^--- tidelock (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (\S+)", block, re.MULTILINE)
+    return None if found is None or found[2] != b"started" else datetime.fromisoformat(found[1].decode()).timestamp()
 
 
 def _index(log_dir: Path) -> list[tuple[float, int]]:
