@@ -491,7 +491,7 @@ class AsyncDeck:
     async def _start_new(self, name: WorkerName, spec: WorkerSpec) -> WorkerStatus:
         parts = self._parts()
         record = Record(name, encoded_spec(spec), "running", State.STOPPED, containment.new_cookie())
-        worker = Worker(record, parts.engine.lock_path(name))
+        worker = Worker(record, parts.engine.workers_dir)
         worker.on_death = self._healing.died
         parts.workers[name] = worker
         try:

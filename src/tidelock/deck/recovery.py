@@ -105,7 +105,7 @@ class Recovery:
                     self._healing.start_later(worker, 0.0 if until is None else until - self._parts.clock.boottime())
 
     def _worker(self, record: Record) -> Worker:
-        worker = Worker(record, self._parts.engine.lock_path(record.name))
+        worker = Worker(record, self._parts.engine.workers_dir)
         worker.on_death = self._healing.died
         return worker
 

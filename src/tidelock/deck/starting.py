@@ -269,7 +269,7 @@ class Starting:
                 started_at=parts.started_at(identity),
                 adopted=True,
             )
-            worker = Worker(record, parts.engine.lock_path(name))
+            worker = Worker(record, parts.engine.workers_dir)
             worker.proxy_lock_fd = self._lock_for_stranger(worker)
             detail = {"pid": pid, "command": " ".join(spec.command)[:200], "by": "request"}
             parts.save(worker, record, (EventKind.ADOPTED, detail))

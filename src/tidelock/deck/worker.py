@@ -29,18 +29,18 @@ class Worker:
         "cpu_sample",
         "is_child",
         "lifeline",
-        "lock_path",
         "on_death",
         "pidfd",
         "proxy_lock_fd",
         "record",
         "status_text",
         "timer",
+        "workers_dir",
     )
 
-    def __init__(self, record: Record, lock_path: Path) -> None:
+    def __init__(self, record: Record, workers_dir: Path) -> None:
         self.record = record
-        self.lock_path = lock_path
+        self.workers_dir = workers_dir
         self.on_death: Callable[[Worker], None] = _nobody_listens
         self.pidfd: int | None = None
         self.is_child = False
@@ -55,6 +55,11 @@ class Worker:
     def name(self) -> str:
         """The worker's name."""
         return self.record.name
+
+    @property
+    def lock_path(self) -> Path:
+        """The worker's own lock file; made when asked for, because a kept Path costs half a kilobyte per worker."""
+        return Path(f"{self.workers_dir}/{self.record.name}/lock")
 
     @property
     def state(self) -> State:

@@ -111,6 +111,9 @@ class Registry:
                 _refuse_newer(connection, path)
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
+                # A quarter of a megabyte holds the tables' upper pages; the default of two is memory per deck for
+                # rows that are read once, at open.
+                connection.execute("PRAGMA cache_size = -256")
                 _migrate(connection, path)
                 _check(connection)
                 os.chmod(path, 0o600)  # noqa: PTH101 - beside the other raw calls
