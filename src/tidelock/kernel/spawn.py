@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from tidelock.errors import ResourceExhausted, SpawnFailed
+from tidelock.errors import KernelError, ResourceExhausted, SpawnFailed
 from tidelock.kernel import identity as ids
 from tidelock.model import Identity
 
@@ -146,8 +146,9 @@ def _identified(pid: int) -> Spawned:
     try:
         return Spawned(pidfd, ids.identity_of_child(pidfd, pid))
     except BaseException:
-        ids.send_signal(pidfd, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
+        # Hidden from us (hidepid and a setuid program): then it may not be ours to kill either, and is not waited for.
+        with contextlib.suppress(KernelError, ChildProcessError):
+            ids.send_signal(pidfd, signal.SIGKILL)
             os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
         os.close(pidfd)
         raise
