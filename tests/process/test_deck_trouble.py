@@ -110,7 +110,10 @@ def test_a_corrupt_registry_is_set_aside_and_live_workers_are_found_again(tmp_pa
     """The note is lost, the workers are not: found by lock and cookie, with the same pids, and stoppable."""
     state = tmp_path / "state"
     with owner(state) as manager:
-        pids = {name: manager.ask("start", name, FOREVER)["pid"] for name in ("alice", "bob")}
+        pids = {
+            "alice": manager.ask("start", "alice", FOREVER, env={"COLOUR": "green"}, secrets={"T": "s3cret"})["pid"]
+        }
+        pids["bob"] = manager.ask("start", "bob", FOREVER)["pid"]
         manager.ask("start", "gone", FOREVER)
         manager.ask("stop", "gone")
         manager.kill()
@@ -123,7 +126,9 @@ def test_a_corrupt_registry_is_set_aside_and_live_workers_are_found_again(tmp_pa
         assert (state / "deck.db.corrupt-1").exists()
         assert deck.events()[0].detail["set_aside"] == "deck.db.corrupt-1"
         assert (state / "workers" / "gone" / "data").exists(), "nobody's data is thrown away"
-        assert deck.spec("alice").command == tuple(FOREVER)
+        # The same start is still the same start: nothing of what it was started with is lost.
+        assert deck.start("alice", FOREVER, env={"COLOUR": "green"}, secrets={"T": "s3cret"}).pid == pids["alice"]
+        assert deck.start("bob", FOREVER).pid == pids["bob"]
         deck.stop_all()
     assert all(not Path(f"/proc/{pid}").exists() or _dead(pid) for pid in pids.values())
 

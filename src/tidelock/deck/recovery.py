@@ -224,7 +224,7 @@ class Recovery:
         pidfd = ids.open_pidfd(pid)
         try:
             identity = ids.identity_of(pidfd, pid)
-            spec = spec_from_process(pid, {})
+            spec = spec_from_process(pid, self._parts.engine.fields_of_running(name, pid))
         finally:
             os.close(pidfd)
         record = Record(name, encoded_spec(spec), "running", State.RUNNING, cookie, identity)

@@ -15,16 +15,27 @@ import shutil
 import socket
 import zlib
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tidelock import child
 from tidelock.crashpoints import crash_point
 from tidelock.engines.engine import Launched
 from tidelock.errors import LimitUnavailable, PortUnavailable, RegistryUnavailable, SpecError, StateDirRefused
 from tidelock.kernel import containment, flock, lifeline, logfiles, spawn
-from tidelock.model import Cookie, WorkerName, WorkerSpec
+from tidelock.model import Cookie, Secret, WorkerName, WorkerSpec
 
 PASSED_THROUGH: Final = ("PATH", "HOME", "LANG", "TZ", "USER", "SHELL")
+_WRITTEN_BY_US: Final = (
+    child.COOKIE_ENV,
+    child.WORKER_ENV,
+    child.DIR_ENV,
+    child.LIFELINE_FD_ENV,
+    child.NOTIFY_SOCKET_ENV,
+    child.CREDENTIALS_DIRECTORY_ENV,
+    child.PORT_ENV,
+    child.WATCHDOG_USEC_ENV,
+)
+_WRITTEN_BY_SHELLS: Final = ("PWD", "OLDPWD", "SHLVL", "_")
 _DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _FIRST_PORT: Final = 20_000  # below the kernel's range for outgoing connections (32768-60999)
 _PORTS: Final = 12_000
@@ -172,9 +183,15 @@ class LocalEngine:
     ) -> Launched:
         """Start it with everything its spec says; leaves nothing behind when it cannot be started."""
         home = f"{self.workers_dir}/{name}"
-        line = lifeline.make() if spec.lifetime == "bound" and self._with_lifeline else None
-        stdout_fd, stderr_fd = logfiles.open_for_worker(Path(home, "log"), split_stderr=spec.log.split_stderr)
+        log_dir = Path(home, "log")
         try:
+            stdout_fd, stderr_fd = logfiles.open_for_worker(log_dir, split_stderr=spec.log.split_stderr)
+        except OSError as err:
+            raise _refused(err, log_dir) from err
+        line: lifeline.Lifeline | None = None
+        try:
+            if spec.lifetime == "bound" and self._with_lifeline:
+                line = lifeline.make()
             keep_fds = [
                 fd for fd in (lock_fd if self._with_lock else None, line.read_fd if line else None) if fd is not None
             ]
@@ -202,6 +219,27 @@ class LocalEngine:
         if line is not None:
             line.give_away_read_end()
         return Launched(spawned.pidfd, spawned.identity, line)
+
+    def fields_of_running(self, name: WorkerName, pid: int) -> dict[str, Any]:
+        """What the spec of a running worker of ours must have said, for when the registry is lost.
+
+        The values of secrets stay where they are: in their files.
+        """
+        environment = containment.environment_of(pid)
+        folder = self.home(name) / "secrets"
+        kept = (
+            {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")} if folder.is_dir() else set()
+        )
+        ours = {*PASSED_THROUGH, *kept, *_WRITTEN_BY_US, *_WRITTEN_BY_SHELLS}
+        fields: dict[str, Any] = {
+            "env": {key: value for key, value in environment.items() if key not in ours},
+            "secrets": {key: Secret(None, env=key in environment) for key in kept},
+            "lifetime": "bound" if child.LIFELINE_FD_ENV in environment else "adoptable",
+        }
+        with contextlib.suppress(OSError):
+            cwd = os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115 - a kernel file
+            fields["cwd"] = None if cwd == f"{self.workers_dir}/{name}/data" else cwd
+        return fields
 
     def clear(self, name: WorkerName) -> None:
         """Remove everything of a worker whose tree is gone. The caller holds its lock."""

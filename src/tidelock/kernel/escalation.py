@@ -136,12 +136,13 @@ class Escalation:
             self._forget(course, pidfd)
             touched[course.subject.tree.name] = course
         now = self._now()
-        touched |= {
+        due = {
             name: course
             for name, course in self._courses.items()
             if course.look_again_at is not None and course.look_again_at <= now
         }
-        self._settle([course for course in touched.values() if not course.awaited])
+        unattended = {name: course for name, course in touched.items() if not course.awaited}
+        self._settle(list((unattended | due).values()))
         self._escalate_overdue()
 
     def run(self) -> dict[str, Outcome]:
@@ -170,9 +171,9 @@ class Escalation:
         for course in courses:
             tree = course.subject.tree
             pids = found[tree.cookie]
-            self._await(course, pids)
             course.look_again_at = None
-            if course.awaited:
+            self._await(course, pids)
+            if course.awaited or course.look_again_at is not None:
                 number = signal.SIGKILL if course.phase is _Phase.KILLED else course.subject.signal_number
                 self._send(course, pids, number, signal.SIGCONT)
             elif containment.is_gone(tree, ()):
