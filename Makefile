@@ -27,7 +27,7 @@ demo: ## three sample users, the page, and a guided kill -9
 test: ## every test, against the code that the wheel holds (about 8 minutes)
 	@scripts/setup $(TEST_PROGRAMS)
 	@echo "test: pytest -n $(JOBS) $(ARGS)" >&2
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 0 $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 check: ## what a change must pass before it is sent: format, lint, types, layers, unit tests
 	@scripts/setup

@@ -39,9 +39,13 @@ command = [{sys.executable!r}, {WORKER!r}, "quiet"]
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    """One Chromium for the session, with an empty profile."""
+    """One Chromium for each file, with an empty profile.
+
+    Not for the session: Playwright's synchronous interface keeps an event loop running in this thread for as long as it
+    is open, and the tests of other folders that follow in the same process could not call ``asyncio.run``.
+    """
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (group browser)")
     if CHROMIUM is None:
         pytest.skip("no chromium on this machine (apt-get install chromium)")
@@ -98,7 +102,7 @@ def new_page(browser: "Browser", complaints: Complaints) -> Iterator[Callable[..
         context.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def profile(browser: "Browser", shared_daemon: Daemon) -> Iterator["BrowserContext"]:
     """One profile that came in by the login link; its cache is warm after the first page, as a user's is."""
     context = browser.new_context(viewport={"width": 1440, "height": 900})
@@ -122,7 +126,7 @@ def fresh_page(profile: "BrowserContext", daemon: Daemon, complaints: Complaints
     page.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kept_page(profile: "BrowserContext", shared_daemon: Daemon) -> Iterator["Page"]:
     """A page that is kept open, as people keep it; loading it anew is a third of a short test's time."""
     page = profile.new_page()
