@@ -102,8 +102,11 @@ def test_tail_in_the_middle_of_rotations(tmp_path: Path) -> None:
     looks = 0
     try:
         while writer.poll() is None:
-            numbers = [int(line[:12]) for line in logreader.tail(log_dir, 2000)]
-            assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
+            lines = logreader.tail(log_dir, 2000)
+            if lines and len(lines[-1]) < 99:
+                lines.pop()  # a write across a page boundary is seen in two steps: the last line is not whole yet
+            numbers = [int(line[:12]) for line in lines]
+            assert numbers == [*range(numbers[0], numbers[0] + len(numbers))] if numbers else True
             looks += 1
     finally:
         writer.wait(60)

@@ -275,7 +275,7 @@ def test_rotations_do_not_undo_compression(tmp_path: Path) -> None:
     """Archives that come while others are being compressed wait their turn; in the end all are compressed."""
 
     async def bursts() -> None:
-        keeper = LogKeeper(lambda _name, _detail: None)
+        keeper = LogKeeper(lambda _name, _detail: None, compress_after_seconds=0)
         keeper.open()
         fd, _ = logfiles.open_for_worker(tmp_path, split_stderr=False)
         keeper.watch("a", tmp_path, Log(max_bytes=3_000_000, keep=1000))
@@ -289,6 +289,26 @@ def test_rotations_do_not_undo_compression(tmp_path: Path) -> None:
     asyncio.run(bursts())
     assert len(logledger.archives(tmp_path)) == 6
     assert_numbered(by_hand(tmp_path), 6 * 32_000)
+
+
+def test_a_young_archive_is_not_compressed_yet(tmp_path: Path) -> None:
+    """Archives wait until they are old enough, because those of a fast writer are pruned before that."""
+
+    async def once() -> None:
+        keeper = LogKeeper(lambda _name, _detail: None, compress_after_seconds=0.5)
+        keeper.open()
+        fd, _ = logfiles.open_for_worker(tmp_path, split_stderr=False)
+        os.write(fd, numbered(0, 1000))
+        os.close(fd)
+        keeper.watch("a", tmp_path, Log(max_bytes=20_000))
+        await until(lambda: bool(logledger.archives(tmp_path)), tmp_path)
+        made_at = (tmp_path / logledger.archives(tmp_path)[0].name).stat().st_mtime
+        await until(lambda: all(archive.compressed for archive in logledger.archives(tmp_path)), tmp_path)
+        assert time.time() - made_at >= 0.5
+        keeper.close()
+
+    asyncio.run(once())
+    assert not (tmp_path / "busy").exists()
 
 
 def test_what_was_rotated_while_closing_is_told_of(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ async def main() -> None:
     def tell(name: str, detail: dict[str, Any]) -> None:
         print(json.dumps({"name": name, **detail}), flush=True)
 
-    keeper = LogKeeper(tell)
+    keeper = LogKeeper(tell, compress_after_seconds=0)
     keeper.open()
     if int(count):
         for number in range(int(count)):

@@ -6,7 +6,8 @@ size, at times chosen from how fast it grew, until it is silent again; then the 
 costs no wake-up, no timer and no descriptor.
 
 The rotation itself (:mod:`tidelock.kernel.logfiles`) runs in one thread beside the loop, and between two rotations that
-thread compresses archives, a mebibyte at a time and at a third of a core. It is started by the first log that needs it.
+thread compresses archives that are ten seconds old, a mebibyte at a time and at a third of a core. It is started by
+the first log that needs it.
 
 Where the user's inotify limits are used up, the workers without a watch are looked at when the deck wakes up anyway
 (:meth:`LogKeeper.poke`) and every ten seconds; that is said once.
@@ -112,9 +113,16 @@ class LogKeeper:
     ``on_rotated(name, detail)`` is called in the loop, at most once per second and worker.
     """
 
-    def __init__(self, on_rotated: Callable[[str, dict[str, Any]], None], clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        on_rotated: Callable[[str, dict[str, Any]], None],
+        clock: Clock | None = None,
+        *,
+        compress_after_seconds: float = 10.0,
+    ) -> None:
         self._on_rotated = on_rotated
         self._clock = clock or Clock()
+        self._compress_after_seconds = compress_after_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inotify = -1
         self._logs: dict[str, _Watched] = {}
@@ -389,7 +397,7 @@ class LogKeeper:
 
     def _rotate(self, watched: "_Watched") -> None:
         if self._hand is None and self._loop is not None:
-            self._hand = _RotatingHand(self._loop, self._clock, self._collect)
+            self._hand = _RotatingHand(self._loop, self._clock, self._collect, self._compress_after_seconds)
         if self._hand is not None:
             watched.in_hand = True
             self._hand.take(watched)
@@ -551,6 +559,7 @@ class _RotatingHand:
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         collect: Callable[[], None],
+        compress_after_seconds: float,
     ) -> None:
         self.done: deque[tuple[_Watched, Rotation | None, Exception | None]] = deque()
         self._loop = loop
@@ -558,6 +567,10 @@ class _RotatingHand:
         self._collect = collect
         self._change = threading.Condition()
         self._due: deque[_Watched] = deque()
+        # An archive is compressed when it has reached this age: those of a fast writer are pruned before that, and
+        # the worker that fills the disk is not also the one that keeps the processor busy.
+        self._compress_after_seconds = compress_after_seconds
+        self._to_compress: dict[_Watched, float] = {}  # and when, by the loop's clock; the next one first
         self._compressing: dict[_Watched, Iterator[None]] = {}
         self._at_work_on: _Watched | None = None
         self._closing = False
@@ -574,8 +587,8 @@ class _RotatingHand:
         with self._change:
             if watched in self._due:
                 self._due.remove(watched)
-            self._compressing.pop(watched, None)
             self._change.wait_for(lambda: self._at_work_on is not watched)
+            self._to_compress.pop(watched, None)
             self._compressing.pop(watched, None)
 
     def close(self) -> None:
@@ -589,9 +602,12 @@ class _RotatingHand:
             with self._change:
                 self._at_work_on = None
                 self._change.notify_all()
-                self._change.wait_for(lambda: self._due or self._compressing or self._closing)
+                self._change.wait_for(self._has_work, self._seconds_to_compression())
                 if self._closing:
                     return
+                self._begin_compression()
+                if not self._due and not self._compressing:
+                    continue
                 rotating = bool(self._due)
                 watched = self._due.popleft() if rotating else next(iter(self._compressing))
                 self._at_work_on = watched
@@ -608,14 +624,34 @@ class _RotatingHand:
                 rest_seconds = 2 * (self._loop.time() - began)
                 self._change.wait_for(lambda: self._due or self._closing, rest_seconds)
 
+    def _has_work(self) -> bool:
+        return bool(self._due or self._compressing or self._closing)
+
+    def _seconds_to_compression(self) -> float | None:
+        """How long to sleep when nothing is due: for ever, unless young archives are waiting."""
+        if not self._to_compress:
+            return None
+        return max(0.0, min(self._to_compress.values()) - self._loop.time())
+
+    def _begin_compression(self) -> None:
+        now = self._loop.time()
+        for watched in [watched for watched, when in self._to_compress.items() if when <= now]:
+            del self._to_compress[watched]
+            made_before = self._clock.wall() - self._compress_after_seconds
+            self._compressing[watched] = logfiles.compressing(Path(watched.log_dir), made_before)
+
+    def _compress_later(self, watched: _Watched, wait_seconds: float) -> None:
+        """If there is something plain left, and nobody has thought of it yet."""
+        waits = watched in self._to_compress or watched in self._compressing
+        if watched.policy.compress and not waits and os.path.exists(f"{watched.log_dir}/{BUSY}"):  # noqa: PTH110 - a str
+            self._to_compress[watched] = self._loop.time() + wait_seconds
+
     def _rotate(self, watched: _Watched) -> None:
         rotation: Rotation | None = None
         error: Exception | None = None
-        log_dir = Path(watched.log_dir)
         try:
-            rotation = logfiles.rotate_if_due(log_dir, watched.policy, self._clock.wall())
-            if watched.policy.compress and watched not in self._compressing and (log_dir / BUSY).exists():
-                self._compressing[watched] = logfiles.compressing(log_dir)
+            rotation = logfiles.rotate_if_due(Path(watched.log_dir), watched.policy, self._clock.wall())
+            self._compress_later(watched, self._compress_after_seconds)
         except Exception as err:  # noqa: BLE001 - the edge of the thread: one log's trouble must not end all rotation
             error = err
         self.done.append((watched, rotation, error))
@@ -624,11 +660,14 @@ class _RotatingHand:
 
     def _compress(self, watched: _Watched) -> None:
         steps = self._compressing.get(watched)
+        wait_seconds = self._compress_after_seconds
         try:
             if steps is not None and next(steps, StopIteration) is not StopIteration:
                 return
         except Exception as err:  # noqa: BLE001 - as above
-            # A full disk, most likely: the plain archive stays and is tried again after the next rotation.
+            # A full disk, most likely: the plain archive stays and is tried again.
             _log.info("the archives of %r stay uncompressed for now: %s", watched.name, err)
+            wait_seconds = max(wait_seconds, _STALLED_LOOK_SECONDS)
         with self._change:
             self._compressing.pop(watched, None)
+            self._compress_later(watched, wait_seconds)

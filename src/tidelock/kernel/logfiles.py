@@ -34,7 +34,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import BinaryIO, Final, Self
 
 from tidelock.crashpoints import crash_point
 from tidelock.kernel import logledger
@@ -181,11 +181,12 @@ def note(log_dir: Path | str, entries: list[tuple[float, int]]) -> None:
             os.close(fd)
 
 
-def compressing(log_dir: Path) -> Iterator[None]:
+def compressing(log_dir: Path, made_before: float | None = None) -> Iterator[None]:
     """Compress the plain archives of ``log_dir``, oldest first, in small steps: iterate as far as time allows.
 
     Each archive becomes a row of gzip members of one mebibyte, each with its own length in its header, so that
     a reader can jump to the last lines (``zcat`` reads them as one file). The plain archive goes last.
+    With ``made_before`` (seconds since the epoch) younger archives are left for another time.
     """
     while True:
         ledger = logledger.load(log_dir)
@@ -194,7 +195,17 @@ def compressing(log_dir: Path) -> Iterator[None]:
         if not plain:
             _forget(log_dir / BUSY)
             return
-        yield from _compress(log_dir / plain[0].name)
+        oldest = log_dir / plain[0].name
+        if made_before is not None and _made_at(oldest) > made_before:
+            return
+        yield from _compress(oldest)
+
+
+def _made_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 # --- helpers of the writer's side -------------------------------------------------------------------------------
@@ -657,16 +668,13 @@ def _compress(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         return
     with source:
+        try:
+            with part.open("wb") as to:
+                yield from _squeeze(source, to)
+        except BaseException:  # also when nobody iterates any more: half an archive is only in the way
+            _forget(part)
+            raise
         times = os.fstat(source.fileno())
-        with part.open("wb") as to:
-            os.fchmod(to.fileno(), 0o600)
-            # Held while this iterator lives: a rotation in between sees that the file is no leftover of a crash.
-            fcntl.flock(to.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            while block := source.read(_MEMBER_BYTES):
-                to.write(_gzip_member(block))
-                yield
-            to.flush()
-            logledger.sync(to.fileno())
         os.utime(part, ns=(times.st_atime_ns, times.st_mtime_ns))
     crash_point("log.compressed")
     if not path.exists():  # pruned meanwhile
@@ -676,6 +684,17 @@ def _compress(path: Path) -> Iterator[None]:
     crash_point("log.compressed-named")
     _forget(path)
     crash_point("log.plain-removed")
+
+
+def _squeeze(source: BinaryIO, to: BinaryIO) -> Iterator[None]:
+    os.fchmod(to.fileno(), 0o600)
+    # Held while this iterator lives: a rotation in between sees that the file is no leftover of a crash.
+    fcntl.flock(to.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    while block := source.read(_MEMBER_BYTES):
+        to.write(_gzip_member(block))
+        yield
+    to.flush()
+    logledger.sync(to.fileno())
 
 
 def _gzip_member(block: bytes) -> bytes:
