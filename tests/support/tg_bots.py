@@ -1,5 +1,6 @@
 """Starting, killing and reading the test bots, for tests and benchmarks."""
 
+import copy
 import signal
 import subprocess
 import sys
@@ -41,6 +42,7 @@ class BotProcess:
             *options,
         ]
         self.env = env
+        self._handled = Handled()
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -83,7 +85,8 @@ class BotProcess:
 
     def journal(self) -> "Handled":
         """What its handlers wrote down so far, over all its lives."""
-        return Handled.read(self.journal_path)
+        self._handled.read_on(self.journal_path)
+        return self._handled.copy()
 
     def wait_for(
         self, fact: Callable[["Handled"], bool], seconds: float = 180.0, *, until_exit: bool = True
@@ -91,9 +94,10 @@ class BotProcess:
         """Wait until the journal shows it. The bot is another program: its file is looked at, there is no event."""
         deadline = time.monotonic() + seconds
         while True:
-            handled = self.journal()
+            self._handled.read_on(self.journal_path)
+            handled = self._handled
             if fact(handled):
-                return handled
+                return handled.copy()
             if time.monotonic() > deadline or (until_exit and self.running.poll() is not None):
                 known = self.errors_path.exists()
                 errors = self.errors_path.read_text(errors="replace")[-3000:] if known else "elsewhere"
@@ -104,20 +108,27 @@ class BotProcess:
 class Handled:
     """How often each update's handler began and ended."""
 
-    def __init__(self, began: Counter[int], ended: Counter[int]) -> None:
-        self.began = began
-        self.ended = ended
+    def __init__(self) -> None:
+        self.began: Counter[int] = Counter()
+        self.ended: Counter[int] = Counter()
+        self._read = 0
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """From a journal; a file that is not there yet is an empty one."""
-        began: Counter[int] = Counter()
-        ended: Counter[int] = Counter()
-        text = path.read_text() if path.exists() else ""
-        for line in text.splitlines():
-            what, _, update_id = line.partition(" ")
-            (began if what == "begin" else ended)[int(update_id)] += 1
-        return cls(began, ended)
+    def read_on(self, path: Path) -> None:
+        """Take in the whole lines that were added; a file that is not there yet is an empty one."""
+        if not path.exists():
+            return
+        with path.open("rb") as journal:
+            journal.seek(self._read)
+            added = journal.read()
+        whole = added[: added.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            what, _, update_id = line.partition(b" ")
+            (self.began if what == b"begin" else self.ended)[int(update_id)] += 1
+
+    def copy(self) -> Self:
+        """As it is now."""
+        return copy.deepcopy(self)
 
     def lost(self, ids: list[int]) -> list[int]:
         """Which of these no handler ever finished."""

@@ -31,7 +31,7 @@ __all__ = ["Durable", "current_item", "durable"]
 
 # aiogram sets no limit of its own; this one bounds memory, and what comes again after a crash.
 CONCURRENCY: Final = 256
-AT_ONCE: Final = 32
+AT_ONCE: Final = 64
 
 log = logging.getLogger("tidelock.feed")
 
