@@ -8,6 +8,7 @@ directory that was made under this session's temporary directory (``support.repo
 A process that is just leaving is waited for; one that stays is ended and fails the session.
 """
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,14 @@ LEAVING_SECONDS = 10
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the kinds, so that --strict-markers knows them."""
+    """Register the kinds, so that --strict-markers knows them; and be asked to leave as in a person's terminal.
+
+    A shell that runs us in the background lets us ignore SIGINT and SIGQUIT, and every program of a test would
+    inherit that.
+    """
+    for number, wanted in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, wanted)
     for kind in KINDS:
         config.addinivalue_line("markers", f"{kind}: a test in tests/{kind}")
 

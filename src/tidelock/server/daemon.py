@@ -96,8 +96,14 @@ class _Daemon:
 
     async def live(self) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._leave.set)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            # Under nohup, or in the background of a script, some are ignored. That stays so for us; but an ignored
+            # signal would be inherited by every worker, and a handler is not.
+            ignored = signal.getsignal(number) is signal.SIG_IGN and number in {signal.SIGHUP, signal.SIGQUIT}
+            if ignored:
+                loop.add_signal_handler(number, _nothing)
+            elif number is not signal.SIGQUIT:
+                loop.add_signal_handler(number, self._leave.set)
         deck = AsyncDeck(self._options.state_dir)
         await deck.open()
         try:
@@ -396,3 +402,7 @@ async def _watchdog() -> None:
     """Tell our own supervisor that the loop turns, if it asked for that (WATCHDOG_USEC); else do nothing."""
     if child.watchdog_seconds() is not None:
         await child.watchdog_pings()
+
+
+def _nothing() -> None:
+    """A signal that we were started to ignore."""
