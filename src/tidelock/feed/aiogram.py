@@ -164,7 +164,8 @@ class Durable:
             await settled(item.hand_back())
             raise
         else:
-            await settled(item.done())
+            # Not waited for: its slot and its chat are free only when it is committed, and a stop commits it.
+            item.settle_as_done()
             return response
         finally:
             self.polling.end(handout)

@@ -205,7 +205,8 @@ class Durable:
                 await settled(item.failed(handout.error))
             else:
                 await self._persisted()
-                await settled(item.done())
+                # Not waited for: its slot and its chat are free only when it is committed, and a stop commits it.
+                item.settle_as_done()
         finally:
             self.polling.end(handout)
 
