@@ -24,7 +24,7 @@ demo: ## three sample users, the page, and a guided kill -9
 	@scripts/setup
 	@$(BIN)/tidelock demo $(ARGS)
 
-test: ## every test, against the code that the wheel holds (about 8 minutes)
+test: ## every test, against the code that the wheel holds (about 9 minutes on two busy cores)
 	@scripts/setup $(TEST_PROGRAMS)
 	@echo "test: pytest -n $(JOBS) $(ARGS)" >&2
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
