@@ -50,7 +50,8 @@ def test_no_descriptor_leaks_into_a_worker(nursery: Nursery, tmp_path: Path) -> 
     leaky = os.open(tmp_path, os.O_RDONLY)
     os.set_inheritable(leaky, True)
     try:
-        one = nursery.start(["sleep", "100"])
+        one = nursery.start(_python("say('ready')"))
+        assert one.line() == "ready", "its loader has closed the libraries that it read"
         targets = {int(link.name): str(link.readlink()) for link in Path(f"/proc/{one.pid}/fd").iterdir()}
     finally:
         os.close(leaky)
