@@ -9,18 +9,10 @@ hang-up once that has happened. Anything else is :class:`tidelock.model.UnknownE
 mistaken for success or failure.
 """
 
-import errno
-import fcntl
 import os
-import struct
-from typing import Final
 
+from tidelock.kernel import pidfd_info
 from tidelock.model import Exit, Exited, Killed, UnknownExit
-
-# struct pidfd_info, first version: mask, cgroupid, eleven ids, exit_code (linux/pidfd.h).
-_INFO: Final = struct.Struct("<QQ11Ii")
-_PIDFD_GET_INFO: Final = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
-_PIDFD_INFO_EXIT: Final = 1 << 3
 
 
 def peek_child(pidfd: int) -> Exit | None:
@@ -44,17 +36,10 @@ def is_our_child(pidfd: int) -> bool:
 
 def told_by_pidfd(pidfd: int) -> Exit:
     """How a reaped process ended, as its pidfd remembers (6.15); unknown if the kernel does not say."""
-    request = bytearray(_INFO.size)
-    struct.pack_into("<Q", request, 0, _PIDFD_INFO_EXIT)
-    try:
-        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, request)
-    except OSError as err:
-        # ENOTTY/EINVAL: an older kernel. ESRCH: reaped before 6.15 could remember, or another pid namespace.
-        if err.errno in {errno.ENOTTY, errno.EINVAL, errno.ESRCH, errno.EOPNOTSUPP}:
-            return UnknownExit()
-        raise
-    mask, *_, status = _INFO.unpack(request)
-    return from_wait_status(status) if mask & _PIDFD_INFO_EXIT else UnknownExit()
+    known = pidfd_info.ask(pidfd, pidfd_info.EXIT)
+    if known is None or not known.told & pidfd_info.EXIT:
+        return UnknownExit()
+    return from_wait_status(known.wait_status)
 
 
 def from_wait_status(status: int) -> Exit:

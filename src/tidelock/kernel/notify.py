@@ -12,7 +12,6 @@ See sd_notify(3), unix(7) SCM_CREDENTIALS, ``include/uapi/linux/pidfd.h``.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import socket
@@ -25,6 +24,7 @@ from typing import Final, Self
 from tidelock.child import runtime_directory
 from tidelock.errors import KernelError, StateDirRefused
 from tidelock.kernel import identity as ids
+from tidelock.kernel import pidfd_info
 from tidelock.kernel.containment import Tree, cookie_of
 from tidelock.model import Cookie
 
@@ -35,11 +35,6 @@ _CREDENTIALS: Final = struct.Struct("=iII")
 _SO_PASSPIDFD: Final = 76
 _SCM_PIDFD: Final = 4
 _MAX_FDS: Final = 16  # more than a message of ours needs; all of them are closed
-# struct pidfd_info, first version (linux/pidfd.h): mask, cgroupid, eleven ids, exit_code.
-_INFO: Final = struct.Struct("<QQ11Ii")
-_PIDFD_GET_INFO: Final = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
-_INFO_CGROUPID: Final = 1 << 2
-_INFO_EXIT: Final = 1 << 3
 _MOST_ANCESTORS: Final = 32
 
 
@@ -246,11 +241,6 @@ def _by_cgroup(said: Notification, trees: Iterable[Tree]) -> str | None:
 
 
 def _cgroup_number(pidfd: int) -> int | None:
-    request = bytearray(_INFO.size)
-    struct.pack_into("<Q", request, 0, _INFO_CGROUPID | _INFO_EXIT)
-    try:
-        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, request)
-    except OSError:  # an older kernel, or reaped before the kernel could remember
-        return None
-    mask, number, *_ = _INFO.unpack(request)
-    return int(number) if mask & (_INFO_CGROUPID | _INFO_EXIT) else None
+    wanted = pidfd_info.CGROUP | pidfd_info.EXIT
+    known = pidfd_info.ask(pidfd, wanted)
+    return known.cgroup_number if known is not None and known.told & wanted else None
