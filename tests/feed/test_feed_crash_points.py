@@ -10,14 +10,12 @@ import re
 import signal
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import tidelock.feed
 from support import feed_scenario as scenario
-from support.feed_places import quick_directory
 
 DEADLINE_SECONDS = 60
 SOURCE = Path(tidelock.feed.__file__).parent
@@ -31,22 +29,6 @@ POINTS = sorted(
         for point in re.findall(r'crash_point\("([^"]+)"\)', path.read_text())
     }
 )
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """Files that outlive the processes of a test, in memory."""
-    with quick_directory() as place:
-        yield place
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[multiprocessing.context.ForkServerContext]:
-    """Fresh processes in milliseconds: the fork server has loaded the feed and nothing else."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["support.feed_scenario"])
-    yield context
-    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def finished(process: "multiprocessing.process.BaseProcess") -> int | None:

@@ -14,28 +14,11 @@ from typing import Any
 import pytest
 
 from support.feed_bots import CONCURRENCY, POISON, keep_working, meet_poison
-from support.feed_places import quick_directory
 from support.feed_scenario import noted
 from support.feed_upstream import Upstream, update
 
 DEADLINE_SECONDS = 60
 UPDATES = 300
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """Files that outlive the processes of a test, in memory."""
-    with quick_directory() as place:
-        yield place
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[multiprocessing.context.ForkServerContext]:
-    """Fresh processes in milliseconds: the fork server has loaded the feed and nothing else."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["support.feed_bots"])
-    yield context
-    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.kernel_trees import Nursery
+from support.repo_processes import own_children
 from tidelock.errors import SpawnFailed
 from tidelock.kernel import containment, escalation, exits, flock, spawn
 from tidelock.kernel import identity as ids
@@ -25,11 +26,6 @@ TELL = "import os,sys;say=lambda *w:os.write(int(os.environ['SAY']),(' '.join(ma
 
 def _own_fds() -> set[str]:
     return {link.name for link in Path("/proc/self/fd").iterdir()}
-
-
-def _children() -> set[str]:
-    """Our children, zombies included; the test run itself may have some of its own."""
-    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
 def _python(code: str) -> list[str]:
@@ -91,7 +87,7 @@ def test_directory_and_umask(nursery: Nursery, tmp_path: Path) -> None:
 )
 def test_a_program_that_cannot_be_executed_is_named(nursery: Nursery, program: str, number: int) -> None:
     """The error says which program and which errno; no process and no descriptor stays."""
-    before, children = _own_fds(), _children()
+    before, children = _own_fds(), own_children()
 
     with pytest.raises(SpawnFailed) as caught:
         nursery.start([program])
@@ -99,7 +95,7 @@ def test_a_program_that_cannot_be_executed_is_named(nursery: Nursery, program: s
     assert program in str(caught.value)
     assert caught.value.errno == number
     assert _own_fds() == before
-    assert _children() == children
+    assert own_children() == children
 
 
 def test_a_missing_directory_is_named(nursery: Nursery) -> None:
@@ -127,12 +123,12 @@ def test_limits_hold_before_the_program_runs(nursery: Nursery) -> None:
 
 def test_a_refused_limit_is_named_and_leaves_nothing(nursery: Nursery) -> None:
     """The launcher reports which step the kernel refused."""
-    children = _children()
+    children = own_children()
     with pytest.raises(SpawnFailed, match=r"limits\.open_files"):
         nursery.start(["sleep", "1"], before_exec=BeforeExec(open_files=2**40))
     with pytest.raises(SpawnFailed, match=r"no/such.*exec.*No such file"):
         nursery.start(["/no/such"], before_exec=BeforeExec(nice=1))
-    assert _children() == children
+    assert own_children() == children
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may change a worker's account")
@@ -197,7 +193,7 @@ def test_a_thousand_starts_and_stops_leak_nothing(tmp_path: Path, request: pytes
     # An empty cgroup proves the end at once; without one every stop is a pass over /proc.
     cgroup = request.getfixturevalue("cgroup_dir") if containment.cgroup_home() is not None else None
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    threads, children = threading.active_count(), _children()
+    threads, children = threading.active_count(), own_children()
     before = len(_own_fds())
     lock_path = tmp_path / "lock"
     for _ in range(1000):
@@ -223,4 +219,4 @@ def test_a_thousand_starts_and_stops_leak_nothing(tmp_path: Path, request: pytes
 
     assert len(_own_fds()) == before - 1
     assert threading.active_count() == threads
-    assert _children() == children, "no zombie is left"
+    assert own_children() == children, "no zombie is left"

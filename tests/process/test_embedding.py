@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 from support.deck_owner import until
+from support.repo_processes import own_children
 from tidelock import AsyncDeck, Deck, DeckClosed, Restart, State
 
 FOREVER = ["sleep", "1000"]
@@ -187,13 +188,9 @@ def test_descriptors_do_not_leak_over_many_lives(tmp_path: Path) -> None:
         deck.start("w", FOREVER)
         deck.stop("w")
         before = len(list(Path("/proc/self/fd").iterdir()))
-        children = _children()
+        children = own_children()
         for _ in range(100):
             deck.start("w", FOREVER)
             deck.stop("w")
         assert len(list(Path("/proc/self/fd").iterdir())) == before
-        assert _children() == children, "no zombie is left"
-
-
-def _children() -> set[str]:
-    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+        assert own_children() == children, "no zombie is left"

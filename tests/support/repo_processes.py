@@ -29,6 +29,11 @@ def processes_under(directory: Path) -> list[Found]:
     return [found for pid in pids if pid not in ours if (found := _look(pid, str(directory))) is not None]
 
 
+def own_children() -> set[str]:
+    """The children of this process, zombies included; compare before and after, for the test run may have its own."""
+    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
 def leaves(process: Found, seconds: float) -> bool:
     """Whether the process ends by itself within this time."""
     try:
