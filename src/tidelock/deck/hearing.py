@@ -6,11 +6,12 @@ Nobody waits for these. What cannot be recorded at the moment is true all the sa
 import contextlib
 import json
 import logging
+from collections.abc import Iterable
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from tidelock.child import EVENT_FIELD
+from tidelock.child import EVENT_FIELD, WORKER_ENV
 from tidelock.deck.ending import pid_of
 from tidelock.deck.gather import Gathered
 from tidelock.deck.healing import Healing
@@ -18,9 +19,9 @@ from tidelock.deck.parts import Parts
 from tidelock.deck.starting import Starting
 from tidelock.deck.worker import Worker
 from tidelock.errors import KernelError, RegistryError
-from tidelock.kernel.containment import Tree
+from tidelock.kernel.containment import environment_of
 from tidelock.kernel.notify import Notification, speaker
-from tidelock.model import Cookie, EventKind, State
+from tidelock.model import EventKind, State
 from tidelock.registry import Record
 
 _log: Final = logging.getLogger("tidelock.deck")
@@ -39,17 +40,20 @@ class Hearing:
 
     def heard(self) -> None:
         """Somebody spoke; only a process of a worker's own tree may speak for it."""
-        living = [worker for worker in self._parts.workers.values() if worker.has_process]
-        by_leader = {worker.record.identity.pid: worker.tree() for worker in living if worker.record.identity}
-        by_cookie = {tree.cookie: tree for tree in by_leader.values()}
         try:
             for said in self._parts.notify.receive():
-                self._hear(said, by_leader, by_cookie)
+                self._hear(said)
         except KernelError as err:
             _log.warning("notifications: %s", err)
 
-    def _hear(self, said: Notification, by_leader: dict[int, Tree], by_cookie: dict[Cookie, Tree]) -> None:
-        name = speaker(said, by_leader, by_cookie)
+    def _speaker(self, said: Notification) -> str | None:
+        """Whose process spoke: first the worker that its environment names is looked at, and only then all of them."""
+        claimed = self._parts.workers.get(environment_of(said.pid).get(WORKER_ENV, ""))
+        name = None if claimed is None else _spoken_by(said, [claimed])
+        return name or _spoken_by(said, self._parts.workers.values())
+
+    def _hear(self, said: Notification) -> None:
+        name = self._speaker(said)
         worker = None if name is None else self._parts.workers.get(name)
         if worker is None:
             _log.info("pid %d spoke to the notify socket and is of no worker", said.pid)
@@ -147,3 +151,10 @@ class Hearing:
             _log.warning("an event of %r (%s) could not be recorded: %s", name, kind, err)
             return
         self._parts.events.wake()
+
+
+def _spoken_by(said: Notification, workers: Iterable[Worker]) -> str | None:
+    """The one of these workers whose tree the sender is proven to be of."""
+    living = [worker for worker in workers if worker.has_process]
+    by_leader = {worker.record.identity.pid: worker.tree() for worker in living if worker.record.identity}
+    return speaker(said, by_leader, {tree.cookie: tree for tree in by_leader.values()})
