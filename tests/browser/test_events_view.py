@@ -9,6 +9,23 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed (
 from playwright.sync_api import Page, expect
 
 
+def test_an_event_does_not_disturb_the_typing(page: Page, daemon: Daemon) -> None:
+    """A filter that is half typed stays in its box when an event comes in."""
+    daemon.start("alice", worker("quiet"))
+    page.get_by_role("link", name="Events").click()
+    box = page.get_by_role("searchbox", name="Only this worker")
+    box.press_sequentially("ali")
+    daemon.start("bob", worker("quiet"))
+    expect(page.locator(".event-list .event").filter(has_text="bob").first).to_be_visible()
+    box.press_sequentially("ce")
+    expect(box).to_have_value("alice")
+    box.press("Enter")
+    expect(page.locator(".event-list .event").filter(has_text="bob")).to_have_count(0)
+    assert "worker=alice" in page.url
+    page.get_by_role("button", name="Clear filters").click()
+    expect(box).to_have_value("")
+
+
 def test_events_are_filtered_linked_and_live(page: Page, daemon: Daemon) -> None:
     """By kind and by worker; the address keeps the filter; a new event comes by itself; one event has its own link."""
     daemon.start("alice", worker("quiet"))

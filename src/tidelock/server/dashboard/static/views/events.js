@@ -22,6 +22,8 @@ export function EventsView({ params }) {
   const [problem, setProblem] = useState(null);
   const [more, setMore] = useState(true);
   const [wide, setWide] = useState(WIDE.matches);
+  // What is being typed is kept here: an event that comes in meanwhile draws the page anew, and must not empty the box.
+  const [typed, setTyped] = useState(worker);
   const box = useRef(null);
   const { phase } = useCell(connection);
   const kinds = useMemo(() => new Set(kind.split(',').filter(Boolean)), [kind]);
@@ -29,6 +31,7 @@ export function EventsView({ params }) {
   wanted.current = (event) => (!worker || event.worker === worker) && (!kinds.size || kinds.has(event.kind));
 
   useEffect(() => { document.title = 'Events · Tidelock'; }, []);
+  useEffect(() => { setTyped(worker); }, [worker]);
   useEffect(() => {
     const change = () => setWide(WIDE.matches);
     WIDE.addEventListener('change', change);
@@ -92,7 +95,7 @@ export function EventsView({ params }) {
         <p class="quiet">Every event is kept, with an id that grows by one. An address of this page keeps its filters.</p>
         <div class="deck-tools">
           <label class="search-box"><${Icon} name="search" size=${15} /><span class="unseen">Only this worker</span>
-            <input type="search" ref=${box} placeholder="Only this worker" value=${worker} onChange=${(e) => refine({ worker: e.target.value.trim(), id: '' })} /><kbd aria-hidden="true">/</kbd></label>
+            <input type="search" ref=${box} placeholder="Only this worker" value=${typed} onInput=${(e) => setTyped(e.target.value)} onChange=${(e) => refine({ worker: e.target.value.trim(), id: '' })} /><kbd aria-hidden="true">/</kbd></label>
           ${(worker || kind || id) && html`<button class="toggle" onClick=${() => refine({ worker: '', kind: '', id: '' })}>Clear filters</button>`}
           <span class="shown-count num" role="status">${events ? plural(list.length, 'event') : ''}${more && events ? ' loaded' : ''}</span>
         </div>
