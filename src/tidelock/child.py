@@ -48,6 +48,9 @@ EVENT_FIELD: Final = "X_TIDELOCK_EVENT"
 
 PARENT_DEATH: Final = "parent-death"
 ANOTHER_INSTANCE_EXIT_CODE: Final = 2
+_NUDGE: Final = signal.SIGURG  # ignored by default, so one that comes too late does no harm
+_NUDGE_SECONDS: Final = 0.02
+_NUDGES: Final = 50
 LINGERED_EXIT_CODE: Final = 70
 
 _Result = TypeVar("_Result")
@@ -106,6 +109,7 @@ class Lifeline:
         self._body: _Body | None = None  # of an async with
         self._main_thread: int | None = None  # of a with; None where it cannot be interrupted
         self._in_body = False
+        self._heard_fd = -1  # what Python writes to when a signal arrived, whoever runs
 
     @property
     def closed(self) -> bool:
@@ -173,7 +177,36 @@ class Lifeline:
         fd = _lifeline_fd()
         self.present = fd is not None
         if fd is not None:
-            self._watch = _Watch(fd, self._parent_died, self._linger_seconds)
+            heard_fd = self._hear_of_signals()
+            self._watch = _Watch(fd, self._parent_died, self._linger_seconds, heard_fd, self._nudge)
+
+    def _hear_of_signals(self) -> int:
+        """Let the watching thread hear of signals that the main thread may sleep through; -1 if it need not.
+
+        A handler in Python runs between two instructions of the main thread. A signal that arrives when the thread is
+        past that point and not yet in its system call, or that the kernel gives to another thread, interrupts
+        nothing, and the call may take as long as a long poll. Who is nudged then looks at what has arrived.
+        """
+        if self._main_thread is None or signal.getsignal(_NUDGE) != signal.SIG_DFL:
+            return -1
+        heard_fd, self._heard_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        earlier = signal.set_wakeup_fd(self._heard_fd, warn_on_full_buffer=False)
+        if earlier >= 0:  # somebody listens already, an event loop perhaps: then it is theirs
+            signal.set_wakeup_fd(earlier, warn_on_full_buffer=False)
+            os.close(self._heard_fd)
+            os.close(heard_fd)
+            self._heard_fd = -1
+            return -1
+        signal.signal(_NUDGE, _nothing)
+        return heard_fd
+
+    def _nudge(self) -> bool:
+        """Interrupt the system call that the body is in, without asking for anything; False when it has left."""
+        with self._telling:
+            if self._over or not self._in_body or self._main_thread is None:
+                return False
+            signal.pthread_kill(self._main_thread, _NUDGE)
+            return True
 
     def _close(self) -> None:
         with self._telling:  # from here on the watching thread neither writes nor signals
@@ -188,6 +221,13 @@ class Lifeline:
             # A handler that the body put in place is the program's wish; so is one that Python cannot name.
             if handler is not None and signal.getsignal(number) == self._signalled:
                 signal.signal(number, handler)
+        if self._heard_fd >= 0:
+            current = signal.set_wakeup_fd(-1)
+            if current != self._heard_fd:  # the body's own event loop, say
+                signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+            os.close(self._heard_fd)
+            if signal.getsignal(_NUDGE) == _nothing:
+                signal.signal(_NUDGE, signal.SIG_DFL)
         if self._watch is not None:
             self._watch.end()
 
@@ -230,6 +270,10 @@ class Lifeline:
             os.eventfd_write(self._told_fd, 1)
 
 
+def _nothing(_number: int, _frame: FrameType | None) -> None:
+    """A handler that does nothing: that it runs is the point, because Python then runs what else is due."""
+
+
 def on_parent_death(callback: Callable[[], None]) -> Callable[[], None]:
     """Call ``callback`` once, from a thread of its own, when the parent dies; at once if it is already dead.
 
@@ -245,16 +289,25 @@ def on_parent_death(callback: Callable[[], None]) -> Callable[[], None]:
 class _Watch:
     """A thread that waits for end-of-file on the lifeline. It owns its descriptors and closes them itself."""
 
-    def __init__(self, fd: int, died: Callable[[], None], linger_seconds: float | None) -> None:
+    def __init__(
+        self,
+        fd: int,
+        died: Callable[[], None],
+        linger_seconds: float | None,
+        heard_fd: int = -1,
+        nudge: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._end_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._ended = _thread.allocate_lock()
         self._over = False
         self._seen = False
+        self._nudge = nudge
         try:
-            _thread.start_new_thread(self._run, (fd, died, linger_seconds))
+            _thread.start_new_thread(self._run, (fd, died, linger_seconds, heard_fd))
         except BaseException:
-            os.close(self._end_fd)
-            os.close(fd)
+            for one in (self._end_fd, fd, heard_fd):
+                if one >= 0:
+                    os.close(one)
             raise
 
     def end(self) -> None:
@@ -263,30 +316,51 @@ class _Watch:
             if not self._over and not self._seen:
                 os.eventfd_write(self._end_fd, 1)
 
-    def _run(self, fd: int, died: Callable[[], None], linger_seconds: float | None) -> None:
+    def _run(self, fd: int, died: Callable[[], None], linger_seconds: float | None, heard_fd: int) -> None:
         # Signals belong to the main thread; if the kernel chose this one, nobody would be interrupted.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            self._seen = self._closed_before_end(fd)
+            self._seen = self._closed_before_end(fd, heard_fd)
             if not self._seen:
                 return
             died()
+            waited = 0.0
+            while waited < (1.0 if linger_seconds is None else linger_seconds) and self._nudge():
+                select.select([], [], [], _NUDGE_SECONDS)
+                waited += _NUDGE_SECONDS
             if linger_seconds is not None:
-                select.select([], [], [], linger_seconds)
+                select.select([], [], [], max(0.0, linger_seconds - waited))
                 os._exit(LINGERED_EXIT_CODE)
         finally:
             with self._ended:
                 self._over = True
                 os.close(self._end_fd)
             os.close(fd)
+            if heard_fd >= 0:
+                os.close(heard_fd)
 
-    def _closed_before_end(self, fd: int) -> bool:
+    def _closed_before_end(self, fd: int, heard_fd: int) -> bool:
         # No event is asked for: POLLHUP is reported always, and bytes that are not ours to read stay unread.
         poller = select.poll()
         poller.register(fd, 0)
         poller.register(self._end_fd, select.POLLIN)
-        ready = dict(poller.poll())
-        return self._end_fd not in ready
+        if heard_fd >= 0:
+            poller.register(heard_fd, select.POLLIN)
+        nudges = 0
+        while True:
+            ready = dict(poller.poll(_NUDGE_SECONDS * 1000 if nudges else None))
+            if self._end_fd in ready:
+                return False
+            if fd in ready:
+                return True
+            if heard_fd in ready:
+                heard = os.read(heard_fd, 4096)
+                if not heard:  # the body is over
+                    poller.unregister(heard_fd)
+                elif heard.strip(bytes([_NUDGE])):  # each byte is a signal's number; our own nudges are among them
+                    nudges = _NUDGES
+            else:
+                nudges = nudges - 1 if self._nudge() else 0
 
 
 def _lifeline_fd() -> int | None:

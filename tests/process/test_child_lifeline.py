@@ -159,6 +159,34 @@ def test_a_signal_ends_the_body_the_same_way(way: str, number: signal.Signals, s
         assert program.ended() == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_the_main_thread_sleeps_through_is_heard(number: signal.Signals, server: DeafServer) -> None:
+    """The kernel gave it to another thread, so it interrupted nothing; the poll in flight is ended all the same."""
+    source = f"""
+        import signal, socket, sys, threading
+        from tidelock.child import lifeline
+
+        def take_it():
+            server_is_polled.wait()
+            signal.pthread_kill(threading.get_ident(), signal.{number.name})
+            threading.Event().wait()
+
+        server_is_polled = threading.Event()
+        threading.Thread(target=take_it, daemon=True).start()
+        with lifeline() as life:
+            with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as poll:
+                poll.sendall(b"getUpdates")
+                threading.Timer(0.2, server_is_polled.set).start()
+                poll.recv(100)
+        print("farewell", life.reason, flush=True)
+    """
+    with Program(source, server.port) as program:
+        server.request()
+        assert program.line() == f"farewell {number.name}"
+        assert program.ended() == 0
+        assert program.errors() == ""
+
+
 @pytest.mark.parametrize("way", ["asyncio", "plain script"])
 def test_the_process_is_gone_within_100_ms(way: str, server: DeafServer) -> None:
     """From end-of-file to the end of the process, interpreter teardown included: the best of five is under 100 ms."""
