@@ -58,16 +58,21 @@ def test_no_descriptor_leaks_into_a_worker(nursery: Nursery, tmp_path: Path) -> 
     assert str(one.tree.lock_path) in extra
 
 
-def test_the_environment_is_exactly_what_was_given(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner's own environment, with whatever keys it holds, is not passed on."""
+@pytest.mark.parametrize("before_exec", [BeforeExec(), BeforeExec(nice=1)], ids=["directly", "through the launcher"])
+@pytest.mark.parametrize("given", [{"ONLY": "this"}, {"ONLY": "this", "LC_CTYPE": "C"}], ids=["", "with a locale"])
+def test_the_environment_is_exactly_what_was_given(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch, before_exec: BeforeExec, given: dict[str, str]
+) -> None:
+    """The owner's own environment, with whatever keys it holds, is not passed on; nor is what a launcher adds."""
     monkeypatch.setenv("OWNERS_API_KEY", "hunter2")
 
-    one = nursery.start(["sleep", "100"], env={"ONLY": "this"})
+    one = nursery.start(["sleep", "100"], env=given, before_exec=before_exec)
 
     while not (environ := ids.read_proc(one.pid, "environ")):
         os.sched_yield()  # the exec has begun, and the kernel has yet to lay out the new program's memory
-    names = {pair.split(b"=")[0] for pair in environ.split(b"\0") if pair}
-    assert names == {b"TIDELOCK_COOKIE", b"PATH", b"SAY", b"ONLY"}
+    found = dict(pair.decode().split("=", 1) for pair in environ.split(b"\0") if pair)
+    assert set(found) == {"TIDELOCK_COOKIE", "PATH", "SAY", *given}
+    assert {name: found[name] for name in given} == given
 
 
 def test_directory_and_umask(nursery: Nursery, tmp_path: Path) -> None:

@@ -46,12 +46,21 @@ def main() -> None:
         if orders["umask"] is not None:
             os.umask(orders["umask"])
         _default_signals()
+        _given_locale(orders["lc_ctype"])
         step = "exec"
         os.execvp(command[0], command)  # noqa: S606 - becoming the worker's program is the point
     except Exception as err:  # noqa: BLE001 - whatever it is: without a report the start would count as done
         number = err.errno if isinstance(err, OSError) and err.errno else 22
         os.write(report_fd, json.dumps({"errno": number, "what": step}).encode())
         os._exit(127)
+
+
+def _given_locale(lc_ctype: str | None) -> None:
+    """In a C locale Python sets LC_CTYPE for itself and for everything that it starts (PEP 538): put it back."""
+    if lc_ctype is None:
+        os.environ.pop("LC_CTYPE", None)
+    else:
+        os.environ["LC_CTYPE"] = lc_ctype
 
 
 def _default_signals() -> None:

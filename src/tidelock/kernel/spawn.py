@@ -185,6 +185,7 @@ def _spawn_through_launcher(
         orders = {
             "report_fd": child_report_fd,
             "umask": umask,
+            "lc_ctype": env.get("LC_CTYPE"),
             **asdict(before_exec),
             **(asdict(privileges) if privileges else {}),
         }
