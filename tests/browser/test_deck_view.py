@@ -123,6 +123,7 @@ def test_many_at_once(page: Page, daemon: Daemon) -> None:
     names = [f"user-{number}" for number in range(5)]
     for name in names:
         daemon.start(name, worker("quiet"))
+    expect(page.locator(".worker-row")).to_have_count(5)
     row(page, "user-0").get_by_role("checkbox").click()
     row(page, "user-3").get_by_role("checkbox").click(modifiers=["Shift"])
     expect(page.locator(".bulk-count")).to_have_text("4 workers selected")
