@@ -94,6 +94,39 @@ def test_a_crash_at_this_point_is_an_ordinary_start(point: str, tmp_path: Path) 
         end_all_under(tmp_path)
 
 
+@pytest.mark.parametrize("visit", [1, deck_scenario.GROUP])
+@pytest.mark.parametrize(
+    "point",
+    [point for point in crash_points() if point.startswith("start.")],
+)
+def test_a_crash_in_the_middle_of_a_group_is_an_ordinary_start(point: str, visit: int, tmp_path: Path) -> None:
+    """Of workers that are started together, each is there exactly once afterwards, or none of them was begun."""
+    state = tmp_path / "state"
+    mark = str(200_000 + os.getpid() % 50_000 + (abs(hash((point, visit))) % 1000) * 0.001)
+    once = point not in {"start.secrets-settled", "start.secret-written", "start.locked", "start.spawned"}
+    if visit > 1 and once:
+        visit = {"start.bound": 2, "start.guarded": 2}.get(point, 1)
+    try:
+        with running(
+            sys.executable, SCENARIO, "many", str(state), mark, "0", **{CRASH_AT_ENV: f"{point}:{visit}"}
+        ) as owner:
+            said, errors = owner.communicate(timeout=100)
+        assert owner.returncode == -signal.SIGKILL, f"{point} was not reached: {errors[-2000:]}"
+        seen = [tuple(line.split()[1:]) for line in said.splitlines() if line.startswith("event")]
+        group = {f"group-{number}" for number in range(deck_scenario.GROUP)}
+        for _ in range(2):
+            with Deck(state) as deck:
+                _check(deck, state, mark, seen)
+                begun = {status.name for status in deck.list() if status.state is State.RUNNING}
+                assert begun & group in (set(), group)
+                assert begun & group == (set() if point in {"start.begin", "start.secret-written"} else group)
+        with Deck(state) as deck:
+            deck.stop_all()
+            assert _processes(mark) == []
+    finally:
+        end_all_under(tmp_path)
+
+
 def _check(deck: Deck, state: Path, mark: str, seen: list[tuple[str, ...]]) -> None:
     leaders = {status.name: status for status in deck.list()}
     registry = read_only(state / "deck.db")

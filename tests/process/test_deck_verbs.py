@@ -55,6 +55,66 @@ def test_start_returns_a_running_worker(state: Path) -> None:
         deck.stop_all()
 
 
+def test_many_are_started_together(state: Path) -> None:
+    """Each is as a start of its own would leave it; more than one group of them, and those that run already stay."""
+    with Deck(state) as deck:
+        first = deck.start("w0", FOREVER, env={"A": "b"})
+        told: list[str] = []
+        wanted = {f"w{number}": FOREVER for number in range(150)}
+        found = deck.start_many(wanted, progress=lambda name, _: told.append(name), env={"A": "b"})
+        assert [status.name for status in found] == list(wanted) == told
+        assert found[0].pid == first.pid
+        assert {status.state for status in found} == {State.RUNNING}
+        pids = {status.pid for status in found}
+        assert len(pids) == 150
+        assert [event.worker for event in deck.events() if event.kind == "started"] == list(wanted)
+        for name in ("w1", "w149"):
+            assert flock.is_held(state / "workers" / name / "lock")
+            assert deck.spec(name).env == {"A": "b"}
+        deck.stop_all()
+        again = deck.start_many(dict.fromkeys(wanted))
+        assert {status.state for status in again} == {State.RUNNING}
+        assert not pids & {status.pid for status in again}
+        deck.stop_all()
+
+
+def test_of_many_each_has_its_own_failure(state: Path) -> None:
+    """One that cannot be executed, one that is unknown and one that has changed do not keep the others from it."""
+    with Deck(state) as deck:
+        changed = deck.start("changed", FOREVER)
+        told: dict[str, object] = {}
+        with pytest.raises(ExceptionGroup, match="3 of 5 workers could not be started") as caught:
+            deck.start_many(
+                {"a": FOREVER, "broken": ["/no/such/program"], "nobody": None, "changed": ["sleep", "99"], 7: FOREVER},
+                progress=told.__setitem__,
+            )
+        assert [type(error) for error in caught.value.exceptions] == [SpawnFailed, UnknownWorker, SpecChanged]
+        assert caught.value.exceptions[0].__notes__ == ["while starting worker 'broken'"]
+        assert list(told) == ["a", "broken", "nobody", "changed", "7"]
+        assert {status.name: status.state for status in deck.list()} == {
+            "7": State.RUNNING,
+            "a": State.RUNNING,
+            "changed": State.RUNNING,
+        }
+        assert deck.status("changed").pid == changed.pid
+        assert not (state / "workers" / "broken").exists()
+        deck.stop_all()
+
+
+def test_many_are_checked_before_any_is_started(state: Path) -> None:
+    """A name that is no name, a name twice, a field that is none: nothing was written."""
+    with Deck(state) as deck:
+        with pytest.raises(NameRefused):
+            deck.start_many({"a": FOREVER, "../b": FOREVER})
+        with pytest.raises(SpecError, match="each name once"):
+            deck.start_many({"7": FOREVER, 7: FOREVER})
+        with pytest.raises(SpecError, match="colour"):
+            deck.start_many({"a": FOREVER}, colour="red")
+        assert deck.start_many({}) == []
+        assert deck.list() == []
+        assert list((state / "workers").iterdir()) == []
+
+
 def test_start_is_idempotent_and_refuses_another_spec(state: Path) -> None:
     """The same spec: the same process. Another one: an error that names the fields, unless replace is asked for."""
     with Deck(state) as deck:

@@ -1,8 +1,8 @@
-"""Two owners for the crash tests: one that leaves work behind for recovery, one that uses every verb.
+"""Owners for the crash tests: one that leaves work behind for recovery, one that uses every verb, one for a group.
 
-Run as ``python deck_scenario.py before|verbs STATE MARK STRANGER_PID``. ``MARK`` makes the command lines of one test
-unique, so that copies can be counted in /proc by command. What the owner has seen of the event stream is printed, so
-that the test can check that nothing of it was lost.
+Run as ``python deck_scenario.py before|verbs|many STATE MARK STRANGER_PID``. ``MARK`` makes the command lines of one
+test unique, so that copies can be counted in /proc by command. What the owner has seen of the event stream is printed,
+so that the test can check that nothing of it was lost.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tidelock import AsyncDeck, Restart, Stop
+from tidelock import AsyncDeck, Restart, Stop, WorkerSpec
 from tidelock.errors import SpawnFailed
 from tidelock.model import Event, State
 
@@ -76,6 +76,24 @@ async def verbs(state: str, mark: str, stranger: int) -> None:
     say("done")
 
 
+GROUP = 5
+
+
+async def many(state: str, mark: str, _stranger: int) -> None:
+    """Start a group of workers, one of which cannot be executed; every second one is bound."""
+    async with AsyncDeck(state) as deck:
+        listener = asyncio.ensure_future(_repeat(deck))
+        group = {
+            f"group-{number}": WorkerSpec(sleeper(mark, f"group-{number}"), lifetime=("adoptable", "bound")[number % 2])
+            for number in range(GROUP)
+        }
+        with contextlib.suppress(ExceptionGroup):
+            await deck.start_many({**group, "broken": ["/no/such/program"]}, secrets={"KEY": "v"})
+        listener.cancel()
+        say("done")
+        await asyncio.Event().wait()
+
+
 async def _repeat(deck: AsyncDeck) -> None:
     async for event in deck.follow(after=0):
         say("event", event.id, event.worker, event.kind.value)
@@ -87,7 +105,7 @@ def wanted_alive(state: State) -> bool:
 
 
 if __name__ == "__main__":
-    role = {"before": before, "verbs": verbs}[sys.argv[1]]
+    role = {"before": before, "verbs": verbs, "many": many}[sys.argv[1]]
     asyncio.run(role(sys.argv[2], sys.argv[3], int(sys.argv[4])))
     sys.stdout.flush()
     assert Path(sys.argv[2]).exists()

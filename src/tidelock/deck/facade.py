@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tidelock.deck.clock import Clock
-from tidelock.deck.deck import ALL_LAYERS, AsyncDeck
+from tidelock.deck.deck import ALL_LAYERS, AsyncDeck, Workers
 from tidelock.deck.observe import Layer
 from tidelock.errors import DeckClosed
 from tidelock.kernel.usage import ProcessInfo
@@ -75,6 +75,17 @@ class Deck:
     ) -> WorkerStatus:
         """As :meth:`AsyncDeck.start`."""
         return self._call(self._deck.start(name, command, replace=replace, **fields))
+
+    def start_many(
+        self,
+        workers: Workers,
+        *,
+        replace: bool = False,
+        progress: Callable[[str, WorkerStatus | Exception], None] | None = None,
+        **fields: Any,
+    ) -> builtins.list[WorkerStatus]:
+        """As :meth:`AsyncDeck.start_many`."""
+        return self._call(self._deck.start_many(workers, replace=replace, progress=progress, **fields))
 
     def stop(self, name: str | int) -> WorkerStatus:
         """As :meth:`AsyncDeck.stop`."""

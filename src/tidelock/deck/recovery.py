@@ -8,6 +8,7 @@ Strangers are left alone. What to do is decided by :func:`tidelock.deck.reconcil
 import contextlib
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -27,7 +28,7 @@ from tidelock.errors import KernelError, NameRefused, ProcessGone, ResourceExhau
 from tidelock.kernel import containment, exits, flock
 from tidelock.kernel import identity as ids
 from tidelock.kernel.escalation import Outcome
-from tidelock.model import EventKind, State, WorkerName, worker_name
+from tidelock.model import Cookie, EventKind, State, WorkerName, worker_name
 from tidelock.registry import Record
 from tidelock.registry.store import encoded_spec
 
@@ -132,7 +133,11 @@ class Recovery:
     def _look_at_all(self) -> list[_Seen]:
         """Compare every record with the kernel; only what may be alive is looked at."""
         workers = self._parts.workers.values()
-        answers = {worker.name: self._find_leader(worker) for worker in workers if worker.record.phase in LIVE_PHASES}
+        alive = [worker for worker in workers if worker.record.phase in LIVE_PHASES]
+        # One scan for all starts that were never recorded: a scan per start would be a scan per worker of a group.
+        unidentified = [worker.record.cookie for worker in alive if worker.record.identity is None]
+        carried = containment.cookie_scan(unidentified) if unidentified else {}
+        answers = {worker.name: self._find_leader(worker, carried) for worker in alive}
         gone = [self._parts.workers[name] for name, answer in answers.items() if answer == "gone"]
         left = containment.members([worker.tree() for worker in gone]) if gone else {}
         return [
@@ -155,11 +160,14 @@ class Recovery:
             )
         )
 
-    def _find_leader(self, worker: Worker) -> Literal["alive", "gone", "unknown"]:
+    def _find_leader(
+        self, worker: Worker, carried: Mapping[Cookie, Sequence[int]]
+    ) -> Literal["alive", "gone", "unknown"]:
         """Is the recorded process alive? If so, hold its pidfd."""
         identity = worker.record.identity
         if identity is None:
-            return self._find_unidentified(worker)
+            may_run = carried.get(worker.record.cookie) or flock.is_held(worker.lock_path)
+            return self._find_unidentified(worker) if may_run else "gone"
         try:
             worker.pidfd = ids.open_verified(identity)
         except ProcessGone:

@@ -7,6 +7,8 @@ any process of an earlier tree holds it, that tree is adopted or ended first, an
 import contextlib
 import os
 import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,7 +19,15 @@ from tidelock.deck.parts import Parts
 from tidelock.deck.worker import LIVE_PHASES, Worker
 from tidelock.engines.engine import Launched
 from tidelock.engines.local import choose_port, port_is_free
-from tidelock.errors import KernelError, LockConflict, PortUnavailable, ProcessGone, RegistryError, SpecError
+from tidelock.errors import (
+    KernelError,
+    LockConflict,
+    PortUnavailable,
+    ProcessGone,
+    RegistryError,
+    SpecError,
+    TidelockError,
+)
 from tidelock.kernel import containment, exits, flock
 from tidelock.kernel import identity as ids
 from tidelock.kernel.containment import Tree
@@ -25,6 +35,20 @@ from tidelock.kernel.escalation import Subject
 from tidelock.model import EventKind, Identity, State, WorkerName, WorkerSpec
 from tidelock.registry import Record
 from tidelock.registry.store import encoded_spec
+
+
+@dataclass(eq=False, slots=True)
+class Order:
+    """One worker to start, and how its start went."""
+
+    worker: Worker
+    kind: EventKind
+    spec: WorkerSpec
+    before: Record
+    """What the record said when the start began; a start that fails goes back to it."""
+    detail: dict[str, Any] = field(default_factory=dict)
+    launched: Launched | None = None
+    failure: BaseException | None = None
 
 
 class Starting:
@@ -36,77 +60,138 @@ class Starting:
 
     async def launch(self, worker: Worker, kind: EventKind, *, spec: WorkerSpec | None = None, **detail: Any) -> None:
         """Start a worker whose turn the caller has. On failure it rests as it was, and nothing runs."""
-        before = worker.record
-        spec = spec or before.spec
-        worker.cancel_timer()
-        port = self._port_for(worker, spec)
-        intent = replace(
-            before,
-            desired="running",
-            phase=State.STARTING,
-            cookie=containment.new_cookie(),
-            identity=None,
-            cgroup=None,
-            proxy_lock=False,
-            port=port,
-            backoff_until=None,
-            adopted=False,
-            ready=False,
-        )
-        crash_point("start.begin")
-        self._parts.registry.save(intent)
-        worker.record = intent
-        crash_point("start.intent-recorded")
-        if spec.secrets or before.spec.secrets:
-            # Only now: until the intent was recorded, a crash would have started the old spec with the old secrets.
-            self._parts.engine.forget_stale_secrets(intent.name, spec)
-            crash_point("start.secrets-settled")
-        launched: Launched | None = None
-        try:
-            lock_fd = await self._lock_for(worker, before)
-            if lock_fd is None:
-                return  # the holder turned out to be the worker itself: adopted
-            try:
-                crash_point("start.locked")
-                if spec.lifetime == "bound":
-                    # Before it runs: a guardian that knows the cookie ends it though we die before we know its pid.
-                    self.bind(worker, spec)
-                    crash_point("start.guarded")
-                launched = self._parts.engine.launch(intent.name, spec, intent.cookie, port, lock_fd)
-            finally:
-                # From here on only the worker's tree carries the lock.
-                os.close(lock_fd)
-            crash_point("start.spawned")
-            self._record(worker, launched, kind, detail)
-        except BaseException:
-            if launched is not None:
-                await self._abandon(worker, launched)
-            if spec.lifetime == "bound":
-                self._parts.guardian.unbind(worker.name)
-            self._back_to_rest(worker, before)
-            raise
-        crash_point("start.recorded")
-        if spec.lifetime == "bound":
-            self.bind(worker, spec)
-            crash_point("start.bound")
-        self.tend(worker, spec, fresh=True)
+        order = Order(worker, kind, spec or worker.record.spec, worker.record, detail)
+        await self.launch_all([order])
+        if order.failure is not None:
+            raise order.failure
 
-    def _record(self, worker: Worker, launched: Launched, kind: EventKind, detail: dict[str, Any]) -> None:
+    async def launch_all(self, orders: Sequence[Order]) -> None:
+        """Start workers whose turns the caller has: one commit of all intents, every spawn, one commit of all outcomes.
+
+        Each order has its own failure; the others go on. A crash anywhere in it is the same for many as for one: what
+        was spawned and not recorded carries the cookie of a recorded intent, and what was intended only is started by
+        the next owner.
+        """
+        crash_point("start.begin")
+        self._intend(orders)
+        crash_point("start.intent-recorded")
+        interrupted: BaseException | None = None
+        for order in orders:
+            if order.failure is not None:
+                continue
+            order.failure = interrupted or await self._spawn(order)
+            if order.failure is not None:
+                interrupted = None if isinstance(order.failure, Exception) else order.failure
+                self._back_to_rest(order)
+        launched = [order for order in orders if order.launched is not None]
+        if not launched:
+            return
+        try:
+            self._record(launched)
+        except BaseException as err:  # noqa: BLE001 - told through the orders
+            await self._abandon(launched, err)
+            return
+        crash_point("start.recorded")
+        for order in launched:
+            if order.spec.lifetime == "bound":
+                self.bind(order.worker, order.spec)
+                crash_point("start.bound")
+            self.tend(order.worker, order.spec, fresh=True)
+
+    def _intend(self, orders: Sequence[Order]) -> None:
+        """Commit that these will run, and under which cookies."""
+        registry = self._parts.registry
+        intents: list[tuple[Order, Record]] = []
+        for order in orders:
+            order.worker.cancel_timer()
+            try:
+                port = self._port_for(order.worker, order.spec)
+            except TidelockError as err:
+                order.failure = err
+                continue
+            order.worker.record = intent = replace(
+                order.before,
+                desired="running",
+                phase=State.STARTING,
+                cookie=containment.new_cookie(),
+                identity=None,
+                cgroup=None,
+                proxy_lock=False,
+                port=port,
+                backoff_until=None,
+                adopted=False,
+                ready=False,
+            )
+            intents.append((order, intent))
+        try:
+            if len(intents) == 1:  # one statement is its own transaction, and the cheapest one
+                registry.save(intents[0][1])
+            elif intents:
+                with registry.transaction():
+                    for _, intent in intents:
+                        registry.save(intent)
+        except BaseException as err:  # noqa: BLE001 - told through the orders
+            for order, _ in intents:
+                order.worker.record = order.before
+                order.failure = err
+
+    async def _spawn(self, order: Order) -> BaseException | None:
+        """As :meth:`_locked_and_spawned`; whatever goes wrong is this order's and told as a value."""
+        try:
+            await self._locked_and_spawned(order)
+        except BaseException as err:  # noqa: BLE001 - what the others spawned must still be recorded
+            return err
+        return None
+
+    async def _locked_and_spawned(self, order: Order) -> None:
+        """The lock, then the process; the record comes with those of the others."""
+        parts, worker, spec = self._parts, order.worker, order.spec
+        intent = worker.record
+        if spec.secrets or order.before.spec.secrets:
+            # Only now: until the intent was recorded, a crash would have started the old spec with the old secrets.
+            parts.engine.forget_stale_secrets(intent.name, spec)
+            crash_point("start.secrets-settled")
+        lock_fd = await self._lock_for(worker, order.before)
+        if lock_fd is None:
+            return  # the holder turned out to be the worker itself: adopted
+        try:
+            crash_point("start.locked")
+            if spec.lifetime == "bound":
+                # Before it runs: a guardian that knows the cookie ends it though we die before we know its pid.
+                self.bind(worker, spec)
+                crash_point("start.guarded")
+            order.launched = parts.engine.launch(intent.name, spec, intent.cookie, intent.port, lock_fd)
+        finally:
+            # From here on only the worker's tree carries the lock.
+            os.close(lock_fd)
+        crash_point("start.spawned")
+
+    def _record(self, launched: Sequence[Order]) -> None:
+        """Commit whom we started, together with the events that tell of it."""
         parts = self._parts
-        running = replace(
-            worker.record,
-            phase=State.RUNNING,
-            identity=launched.identity,
-            started_at=parts.clock.wall(),
-            restarts=worker.record.restarts + (kind is EventKind.RESTARTED),
-        )
+        now = parts.clock.wall()
+        running: list[Record] = []
         with parts.registry.transaction():
-            parts.registry.save(running)
-            parts.events.append(running.name, kind, pid=launched.identity.pid, **detail)
-        worker.record = running
-        worker.pidfd = launched.pidfd
-        worker.is_child = True
-        worker.lifeline = launched.lifeline
+            for order in launched:
+                assert order.launched is not None  # noqa: S101 - the caller chose those
+                identity, record = order.launched.identity, order.worker.record
+                record = replace(
+                    record,
+                    phase=State.RUNNING,
+                    identity=identity,
+                    started_at=now,
+                    restarts=record.restarts + (order.kind is EventKind.RESTARTED),
+                )
+                parts.registry.save(record)
+                parts.events.append(record.name, order.kind, pid=identity.pid, **order.detail)
+                running.append(record)
+        for order, record in zip(launched, running, strict=True):
+            assert order.launched is not None  # noqa: S101
+            worker = order.worker
+            worker.record = record
+            worker.pidfd = order.launched.pidfd
+            worker.is_child = True
+            worker.lifeline = order.launched.lifeline
         parts.events.wake()
 
     def tend(self, worker: Worker, spec: WorkerSpec, *, fresh: bool) -> None:
@@ -197,25 +282,35 @@ class Starting:
 
     # --- a start that failed ------------------------------------------------------------------------------------
 
-    async def _abandon(self, worker: Worker, launched: Launched) -> None:
-        """It runs but could not be recorded: end it, or the next owner would find a worker that nobody noted."""
-        tree = Tree(worker.name, worker.record.cookie, worker.lock_path, launched.identity)
+    async def _abandon(self, orders: Sequence[Order], failure: BaseException) -> None:
+        """They run but could not be recorded: end them, or the next owner would find workers that nobody noted."""
+        subjects = []
+        for order in orders:
+            order.failure = failure
+            if order.launched is not None:
+                worker = order.worker
+                tree = Tree(worker.name, worker.record.cookie, worker.lock_path, order.launched.identity)
+                subjects.append(Subject(tree, order.launched.pidfd, signal.SIGKILL, 0))
         try:
-            await self._ending.end_trees([Subject(tree, launched.pidfd, signal.SIGKILL, 0)])
+            await self._ending.end_trees(subjects)
         finally:
-            exits.reap_child(launched.pidfd)
-            os.close(launched.pidfd)
-            if launched.lifeline is not None:
-                launched.lifeline.close()
-            worker.pidfd = None
-            worker.lifeline = None
-            worker.is_child = False
+            for order in orders:
+                if order.launched is not None:
+                    exits.reap_child(order.launched.pidfd)
+                    os.close(order.launched.pidfd)
+                    if order.launched.lifeline is not None:
+                        order.launched.lifeline.close()
+                    order.launched = None
+                self._back_to_rest(order)
 
-    def _back_to_rest(self, worker: Worker, before: Record) -> None:
+    def _back_to_rest(self, order: Order) -> None:
         """Note that nothing runs. The record keeps what it said before, with nobody alive in it."""
+        if order.spec.lifetime == "bound":
+            self._parts.guardian.unbind(order.worker.name)
+        before = order.before
         phase = State.STOPPED if before.phase in LIVE_PHASES else before.phase
         resting = replace(before, phase=phase, identity=None, cgroup=None)
-        worker.record = resting
+        order.worker.record = resting
         with contextlib.suppress(RegistryError):
             self._parts.registry.save(resting)
         crash_point("start.failed")

@@ -252,6 +252,8 @@ async def act_on_many(request: Asked, data: JSONBody[Bulk]) -> BulkResults:
         names = [status.name for status in await services.deck.list()]
     else:
         names = list(dict.fromkeys(data.names))
+    if data.verb == "start":
+        return BulkResults(await _started_together(services, names))
     if data.verb in {"stop", "remove"}:
         await _stopped_together(services, names)
     gate = asyncio.Semaphore(MOST_AT_ONCE)
@@ -621,6 +623,20 @@ async def _acted(services: Services, verb: Verb, name: str) -> WorkerStatus:
             return await deck.restart(name)
         case Verb.RESET:
             return await deck.reset(name)
+
+
+async def _started_together(services: Services, names: list[str]) -> list[BulkResult]:
+    """Start all in groups that share their commits."""
+    answers: dict[str, WorkerStatus | Exception] = {}
+    checked: list[str] = []
+    for name in names:
+        try:
+            checked.append(worker_name(name))
+        except NameRefused as error:
+            answers[name] = error
+    with contextlib.suppress(ExceptionGroup):
+        await services.deck.start_many(dict.fromkeys(checked), progress=answers.__setitem__)
+    return [applying.result_of(name, answers[name]) for name in names]
 
 
 async def _stopped_together(services: Services, names: list[str]) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from tidelock.crashpoints import crash_point
 from tidelock.deck import AsyncDeck
 from tidelock.errors import RegistryUnavailable, TidelockError
-from tidelock.model import WorkerSpec, worker_name
+from tidelock.model import WorkerSpec, WorkerStatus, worker_name
 from tidelock.server.documents import Applied, ApplyRequest, BulkResult, Change
 from tidelock.server.problems import problem_of
 
@@ -80,8 +80,13 @@ async def apply(deck: AsyncDeck, request: ApplyRequest) -> Applied:
     crash_point("apply.remembered")
     with contextlib.suppress(TidelockError):  # each is asked for again below, and tells then
         await deck.stop_many([change.name for change in plan if change.action == "remove"])
+    added = {change.name: request.workers[change.name] for change in plan if change.action == "add"}
+    done: dict[str, WorkerStatus | Exception] = {}
+    # A spec that cannot be had here is refused before any is started: then each is asked for by itself, and tells.
+    with contextlib.suppress(ExceptionGroup, TidelockError):
+        await deck.start_many(added, replace=True, progress=done.__setitem__)
     gate = asyncio.Semaphore(MOST_AT_ONCE)
-    results = await asyncio.gather(*(_carry_out(deck, change, request.workers, gate) for change in plan))
+    results = await asyncio.gather(*(_carry_out(deck, change, request.workers, done, gate) for change in plan))
     crash_point("apply.carried-out")
     kept = {*request.workers, *(result.name for result in results if not result.ok and result.name in before.workers)}
     await asyncio.to_thread(_remember, deck.state_dir, Memory(request.file, tuple(sorted(kept)), request.templates))
@@ -89,10 +94,27 @@ async def apply(deck: AsyncDeck, request: ApplyRequest) -> Applied:
 
 
 async def _carry_out(
-    deck: AsyncDeck, change: Change, wanted: Mapping[str, WorkerSpec], gate: asyncio.Semaphore
+    deck: AsyncDeck,
+    change: Change,
+    wanted: Mapping[str, WorkerSpec],
+    done: Mapping[str, WorkerStatus | Exception],
+    gate: asyncio.Semaphore,
 ) -> BulkResult:
+    if change.name in done:
+        return result_of(change.name, done[change.name])
     async with gate:
         return await _changed(deck, change, wanted)
+
+
+def result_of(name: str, answer: WorkerStatus | Exception) -> BulkResult:
+    """What a start told of one worker, for whoever asked for many; what is not an answer of the deck is raised."""
+    match answer:
+        case WorkerStatus():
+            return BulkResult(name, ok=True, status=answer)
+        case TidelockError():
+            return BulkResult(name, ok=False, problem=problem_of(answer))
+        case _:
+            raise answer
 
 
 async def _changed(deck: AsyncDeck, change: Change, wanted: Mapping[str, WorkerSpec]) -> BulkResult:
