@@ -16,6 +16,7 @@ _COLOURS = {
     "posix_spawn": "#9e9e9e",
     "popen": "#616161",
     "tidelock": "#00695c",
+    "tidelock-each": "#4db6ac",
     "tidelock-sync": "#26a69a",
     "tidelock-daemon": "#80cbc4",
     "s6": "#1565c0",

@@ -8,10 +8,24 @@ from bench.drivers.pm2 import Pm2
 from bench.drivers.runit import Runit
 from bench.drivers.s6 import S6
 from bench.drivers.supervisor import Supervisor
-from bench.drivers.tidelock import Daemon, Facade, Library
+from bench.drivers.tidelock import Daemon, Facade, Library, OneByOne
 from bench.drivers.workerdeck import WorkerDeck
 
 DRIVERS: dict[str, type[Driver]] = {
     driver.name: driver
-    for driver in (PosixSpawn, Popen, Library, Facade, Daemon, S6, Runit, Supervisor, Circus, Pm2, WorkerDeck, Honcho)
+    for driver in (
+        PosixSpawn,
+        Popen,
+        Library,
+        OneByOne,
+        Facade,
+        Daemon,
+        S6,
+        Runit,
+        Supervisor,
+        Circus,
+        Pm2,
+        WorkerDeck,
+        Honcho,
+    )
 }

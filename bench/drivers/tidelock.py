@@ -16,7 +16,7 @@ class Library(Hosted):
 
     name = "tidelock"
     kind: ClassVar[Kind] = "library"
-    about = "`AsyncDeck`, one `await deck.start(…)` after another, defaults but `backoff_seconds=0`; `stop_all()`"
+    about = "`AsyncDeck`, `start_many` and `stop_all`, defaults but `backoff_seconds=0`"
     host = "deck_host"
     adopts = True
     keeps_logs = True
@@ -26,11 +26,25 @@ class Library(Hosted):
         return worker_output(self.plan, name)
 
 
+class OneByOne(Library):
+    """``AsyncDeck``, one start after another, each with its own two commits."""
+
+    name = "tidelock-each"
+    about = "`AsyncDeck`, one `await deck.start(…)` after another"
+    # Only its start differs.
+    restarts = False
+    adopts = False
+    keeps_logs = False
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(replace(plan, options={"BENCH_START": "each"}))
+
+
 class Facade(Library):
     """``Deck``, the synchronous facade."""
 
     name = "tidelock-sync"
-    about = "`Deck`, the synchronous facade, the same verbs"
+    about = "`Deck`, the synchronous facade, one `deck.start(…)` after another"
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(replace(plan, options={"BENCH_DECK": "facade"}))
@@ -41,7 +55,7 @@ class Daemon(Driver):
 
     name = "tidelock-daemon"
     kind: ClassVar[Kind] = "daemon"
-    about = "`tidelock up`; one request per start over `deck.sock`; one bulk request to stop all"
+    about = "`tidelock up`; one `apply` with all workers over `deck.sock`; one request to stop all"
     adopts = True
     keeps_logs = True
 
@@ -55,17 +69,15 @@ class Daemon(Driver):
         wait_until(self._answers, "the daemon's socket", 60)
 
     def start(self) -> Span:
-        """One request per worker."""
-        from tidelock import Log, Restart, Stop  # noqa: PLC0415 - as above
-
+        """One request for all, as ``tidelock apply`` sends it."""
         fields: dict[str, Any] = {
-            "restart": Restart("on-failure", backoff_seconds=0),
-            "stop": Stop(grace_seconds=self.plan.grace_seconds),
-            "log": Log(max_bytes=self.plan.log_bytes, keep=self.plan.log_keep),
+            "restart": {"policy": "on-failure", "backoff_seconds": 0},
+            "stop": {"grace_seconds": self.plan.grace_seconds},
+            "log": {"max_bytes": self.plan.log_bytes, "keep": self.plan.log_keep},
         }
+        workers = {worker.name: {"command": worker.command, **fields} for worker in self.plan.workers}
         begin_ns = time.monotonic_ns()
-        for worker in self.plan.workers:
-            self._client.start(worker.name, worker.command, **fields)
+        self._client.document("POST", "/api/v1/apply", {"workers": workers})
         span = Span(begin_ns, time.monotonic_ns())
         self._client.close()  # as a command would; a connection left open is closed by the server seconds later
         return span
