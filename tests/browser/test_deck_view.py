@@ -102,7 +102,7 @@ def test_restart_start_reset_and_remove(page: Page, daemon: Daemon) -> None:
     expect(alice.locator(".c-pid")).to_have_text(str(daemon.get("/workers/alice")["pid"]))
 
     daemon.post("/workers/alice/stop")
-    alice.get_by_role("button", name="Start alice").click()
+    alice.get_by_role("button", name="Start alice", exact=True).click()
     expect(alice).to_have_attribute("data-state", "running")
 
     fails = row(page, "fails")
