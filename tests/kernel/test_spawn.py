@@ -175,7 +175,8 @@ def test_a_spawn_is_one_vfork_and_no_polling(tmp_path: Path) -> None:
     script = tmp_path / "one.py"
     script.write_text(
         "import os\nfrom tidelock.kernel import spawn\nnull=os.open('/dev/null',os.O_RDWR|os.O_CLOEXEC)\n"
-        "def go(): spawn.spawn(['true'],env={'PATH':'/bin'},cwd='/',stdin_fd=null,stdout_fd=null,stderr_fd=null)\n"
+        "def go(): spawn.identify(spawn.spawn(['true'],env={'PATH':'/bin'},cwd='/',"
+        "stdin_fd=null,stdout_fd=null,stderr_fd=null))\n"
         "go()\nos.wait()\nos.write(null,b'BEGIN')\n"
         "go()\nos.write(null,b'END')\nos.wait()\n"
     )
@@ -215,7 +216,7 @@ def test_a_thousand_starts_and_stops_leak_nothing(tmp_path: Path, request: pytes
             keep_fds=[lock_fd],
         )
         os.close(lock_fd)
-        tree = Tree("w", cookie, lock_path, spawned.identity, cgroup)
+        tree = Tree("w", cookie, lock_path, spawn.identify(spawned), cgroup)
         with escalation.Escalation([escalation.Subject(tree, spawned.pidfd)]) as one:
             assert one.run()["w"].gone
         assert exits.reap_child(spawned.pidfd) is not None

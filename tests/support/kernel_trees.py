@@ -91,12 +91,13 @@ class Nursery:
         finally:
             for fd in (lock_fd, say_fd, null_fd):
                 os.close(fd)
-        one = Started(Tree(name, cookie, lock_path, spawned.identity), spawned.pidfd, said_fd)
+        identity = spawn.identify(spawned)
+        one = Started(Tree(name, cookie, lock_path, identity), spawned.pidfd, said_fd)
         self.started.append(one)  # before anything can fail: whoever is in the list is ended
         if cgroup is not None:
             assert containment.make_cgroup(cgroup)
             assert containment.gather_into_cgroups([(one.tree, cgroup)])
-            one.tree = Tree(name, cookie, lock_path, spawned.identity, cgroup)
+            one.tree = Tree(name, cookie, lock_path, identity, cgroup)
         return one
 
     def end(self) -> None:

@@ -27,7 +27,7 @@ from tidelock.kernel import identity as ids
 from tidelock.kernel.bound import Bind, Unbind, Word, encode
 from tidelock.kernel.containment import Tree
 from tidelock.kernel.lifeline import Lifeline, forget_in_forks
-from tidelock.kernel.spawn import Spawned, python_program, spawn
+from tidelock.kernel.spawn import Child, python_program, spawn
 
 _log: Final = logging.getLogger("tidelock.guardian")
 
@@ -137,7 +137,7 @@ class GuardianLink:
             except BaseException:
                 self._close_channel()
                 raise
-        self._keep(spawned.pidfd, spawned.identity.pid)
+        self._keep(spawned.pidfd, spawned.pid)
 
     def _keep(self, pidfd: int, pid: int) -> None:
         self._pidfd, self.pid = pidfd, pid
@@ -250,7 +250,7 @@ def forget_reports(state_dir: Path) -> None:
         os.truncate(state_dir / LOG_NAME, 0)
 
 
-def _spawned(channel: socket.socket, state_dir: Path | None) -> Spawned:
+def _spawned(channel: socket.socket, state_dir: Path | None) -> Child:
     """A new guardian with its end of the channel. What it has to say goes to the state directory."""
     with contextlib.ExitStack() as files:
         said = nothing = files.enter_context(open(os.devnull, "r+b", buffering=0))  # noqa: PTH123 - raw descriptors

@@ -30,7 +30,7 @@ from tidelock.child import EVENT_FIELD, LIFELINE_FD_ENV, PORT_ENV
 from tidelock.errors import KernelError
 from tidelock.kernel import exits
 from tidelock.kernel import identity as ids
-from tidelock.kernel.spawn import Spawned, spawn
+from tidelock.kernel.spawn import Child, spawn
 from tidelock.model import Exited, Health
 
 _HTTP_THREADS: Final = 16
@@ -423,7 +423,7 @@ async def _ask_command(
         os.close(output)
 
 
-async def _cleared_away(check: Spawned) -> object:
+async def _cleared_away(check: Child) -> object:
     """Kill the group of the check, its leader included, and reap the leader. SIGKILL needs no second word."""
     try:
         try:

@@ -48,6 +48,7 @@ class Order:
     """What the record said when the start began; a start that fails goes back to it."""
     detail: dict[str, Any] = field(default_factory=dict)
     launched: Launched | None = None
+    identity: Identity | None = None
     failure: BaseException | None = None
 
 
@@ -83,7 +84,7 @@ class Starting:
             if order.failure is not None:
                 interrupted = None if isinstance(order.failure, Exception) else order.failure
                 self._back_to_rest(order)
-        launched = [order for order in orders if order.launched is not None]
+        launched = [order for order in orders if order.launched is not None and self._identify(order)]
         if not launched:
             return
         try:
@@ -166,6 +167,16 @@ class Starting:
             os.close(lock_fd)
         crash_point("start.spawned")
 
+    def _identify(self, order: Order) -> bool:
+        """Learn who it is, when all have been spawned: the kernel answers sooner then (see ``kernel.spawn``)."""
+        assert order.launched is not None  # noqa: S101 - the caller chose those
+        try:
+            order.identity = self._parts.engine.identify(order.launched)
+        except BaseException as err:  # noqa: BLE001 - told through the order
+            order.failure, order.launched = err, None
+            self._back_to_rest(order)
+        return order.identity is not None
+
     def _record(self, launched: Sequence[Order]) -> None:
         """Commit whom we started, together with the events that tell of it."""
         parts = self._parts
@@ -173,17 +184,17 @@ class Starting:
         running: list[Record] = []
         with parts.registry.transaction():
             for order in launched:
-                assert order.launched is not None  # noqa: S101 - the caller chose those
-                identity, record = order.launched.identity, order.worker.record
+                assert order.identity is not None  # noqa: S101 - the caller chose those
+                record = order.worker.record
                 record = replace(
                     record,
                     phase=State.RUNNING,
-                    identity=identity,
+                    identity=order.identity,
                     started_at=now,
                     restarts=record.restarts + (order.kind is EventKind.RESTARTED),
                 )
                 parts.registry.save(record)
-                parts.events.append(record.name, order.kind, pid=identity.pid, **order.detail)
+                parts.events.append(record.name, order.kind, pid=order.identity.pid, **order.detail)
                 running.append(record)
         for order, record in zip(launched, running, strict=True):
             assert order.launched is not None  # noqa: S101
@@ -289,7 +300,7 @@ class Starting:
             order.failure = failure
             if order.launched is not None:
                 worker = order.worker
-                tree = Tree(worker.name, worker.record.cookie, worker.lock_path, order.launched.identity)
+                tree = Tree(worker.name, worker.record.cookie, worker.lock_path, order.identity)
                 subjects.append(Subject(tree, order.launched.pidfd, signal.SIGKILL, 0))
         try:
             await self._ending.end_trees(subjects)

@@ -13,7 +13,7 @@ class Launched:
     """A worker that has been exec'ed. The pidfd and the lifeline are the caller's."""
 
     pidfd: int
-    identity: Identity
+    pid: int
     lifeline: Lifeline | None
 
 
@@ -33,6 +33,9 @@ class Engine(Protocol):
         self, name: WorkerName, spec: WorkerSpec, cookie: Cookie, port: int | None, lock_fd: int | None
     ) -> Launched:
         """Start it; the caller holds the lock and closes its copy afterwards."""
+
+    def identify(self, launched: Launched) -> Identity:
+        """Who it is; a worker that cannot be identified is ended, and what it was launched with closed."""
 
     def clear(self, name: WorkerName) -> None:
         """Remove everything of a worker whose tree is gone."""

@@ -22,7 +22,7 @@ from tidelock.crashpoints import crash_point
 from tidelock.engines.engine import Launched
 from tidelock.errors import LimitUnavailable, PortUnavailable, RegistryUnavailable, SpecError, StateDirRefused
 from tidelock.kernel import containment, flock, lifeline, logfiles, spawn
-from tidelock.model import Cookie, Secret, WorkerName, WorkerSpec
+from tidelock.model import Cookie, Identity, Secret, WorkerName, WorkerSpec
 
 PASSED_THROUGH: Final = ("PATH", "HOME", "LANG", "TZ", "USER", "SHELL")
 _WRITTEN_BY_US: Final = (
@@ -207,7 +207,7 @@ class LocalEngine:
                 privileges=_privileges(spec),
                 before_exec=self._before_exec(name, spec),
             )
-            logfiles.mark_start(stdout_fd, f"started pid={spawned.identity.pid} cookie={cookie}")
+            logfiles.mark_start(stdout_fd, f"started pid={spawned.pid} cookie={cookie}")
         except BaseException:
             if line is not None:
                 line.close()
@@ -218,7 +218,16 @@ class LocalEngine:
                 os.close(stderr_fd)
         if line is not None:
             line.give_away_read_end()
-        return Launched(spawned.pidfd, spawned.identity, line)
+        return Launched(spawned.pidfd, spawned.pid, line)
+
+    def identify(self, launched: Launched) -> Identity:
+        """Who it is; a worker that cannot be identified is ended, and what it was launched with closed."""
+        try:
+            return spawn.identify(spawn.Child(launched.pidfd, launched.pid))
+        except BaseException:
+            if launched.lifeline is not None:
+                launched.lifeline.close()
+            raise
 
     def fields_of_running(self, name: WorkerName, pid: int) -> dict[str, Any]:
         """What the spec of a running worker of ours must have said, for when the registry is lost.

@@ -61,11 +61,11 @@ _NOTHING: Final = BeforeExec()
 
 
 @dataclass(frozen=True, slots=True)
-class Spawned:
+class Child:
     """A process that has been exec'ed: our child, with a pidfd that is the caller's to close."""
 
     pidfd: int
-    identity: Identity
+    pid: int
 
 
 def spawn(
@@ -80,7 +80,7 @@ def spawn(
     umask: int | None = None,
     privileges: Privileges | None = None,
     before_exec: BeforeExec = _NOTHING,
-) -> Spawned:
+) -> Child:
     """Start ``command`` in a new session; return when its program has been exec'ed.
 
     The child has 0, 1, 2 and ``keep_fds`` open and nothing else. When the program cannot be executed,
@@ -90,8 +90,24 @@ def spawn(
         return _spawn_through_launcher(
             command, env, cwd, (stdin_fd, stdout_fd, stderr_fd), keep_fds, umask, privileges, before_exec
         )
-    child = _popen(command, env, cwd, (stdin_fd, stdout_fd, stderr_fd), keep_fds, umask)
-    return _identified(child)
+    return _held(_popen(command, env, cwd, (stdin_fd, stdout_fd, stderr_fd), keep_fds, umask))
+
+
+def identify(child: Child) -> Identity:
+    """Who it is. A child that cannot be identified is ended, and its pidfd closed.
+
+    Nobody can take its pid before we reap it, so this may wait: at once after the exec the kernel makes the reader wait
+    until the new program's memory is laid out (100 µs on average), a moment later it answers in 15 µs.
+    """
+    try:
+        return ids.identity_of_child(child.pidfd, child.pid)
+    except BaseException:
+        # Hidden from us (hidepid and a setuid program): then it may not be ours to kill either, and is not waited for.
+        with contextlib.suppress(KernelError, ChildProcessError):
+            ids.send_signal(child.pidfd, signal.SIGKILL)
+            os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)
+        os.close(child.pidfd)
+        raise
 
 
 def python_program() -> str:
@@ -137,20 +153,11 @@ def _popen(
     return child.pid
 
 
-def _identified(pid: int) -> Spawned:
+def _held(pid: int) -> Child:
     try:
-        pidfd = ids.open_pidfd(pid)
+        return Child(ids.open_pidfd(pid), pid)
     except ResourceExhausted:
         _end_unidentified(pid)
-        raise
-    try:
-        return Spawned(pidfd, ids.identity_of_child(pidfd, pid))
-    except BaseException:
-        # Hidden from us (hidepid and a setuid program): then it may not be ours to kill either, and is not waited for.
-        with contextlib.suppress(KernelError, ChildProcessError):
-            ids.send_signal(pidfd, signal.SIGKILL)
-            os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-        os.close(pidfd)
         raise
 
 
@@ -179,7 +186,7 @@ def _spawn_through_launcher(
     umask: int | None,
     privileges: Privileges | None,
     before_exec: BeforeExec,
-) -> Spawned:
+) -> Child:
     report_fd, child_report_fd = os.pipe2(os.O_CLOEXEC)
     try:
         orders = {
@@ -194,17 +201,17 @@ def _spawn_through_launcher(
         pid = _popen(words, env, cwd, stdio, [*keep_fds, child_report_fd], None)
         os.close(child_report_fd)
         child_report_fd = -1
-        spawned = _identified(pid)
+        child = _held(pid)
         # End-of-file: the worker's program replaced the launcher and close-on-exec closed the pipe.
         complaint = b""
         while piece := os.read(report_fd, 4096):
             complaint += piece
         if complaint:
-            os.waitid(os.P_PIDFD, spawned.pidfd, os.WEXITED)
-            os.close(spawned.pidfd)
+            os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)
+            os.close(child.pidfd)
             told = json.loads(complaint)
             raise SpawnFailed(command[0], told["errno"], told["what"])
-        return spawned
+        return child
     finally:
         os.close(report_fd)
         if child_report_fd >= 0:
