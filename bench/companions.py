@@ -59,4 +59,11 @@ COMPANIONS = (
     ),
     Companion("bench/feed/loss.py", "what stock and durable bots lose when they are killed"),
     Companion("bench/feed/throughput.py", "a durable bot's speed beside a stock one's"),
+    Companion("bench/feed_inbox.py", "what the inbox alone carries", (), ("50000",)),
+    Companion(
+        "bench/page/cost.py",
+        "what one open page costs the daemon",
+        (),
+        ("--workers", "200", "--seconds", "3", "--pages", "0", "1"),
+    ),
 )
