@@ -83,7 +83,10 @@ class Starting:
             order.failure = interrupted or await self._spawn(order)
             if order.failure is not None:
                 interrupted = None if isinstance(order.failure, Exception) else order.failure
-                self._back_to_rest(order)
+                if order.launched is None:
+                    self._back_to_rest(order)
+                else:  # interrupted right after its spawn
+                    await self._abandon([order], order.failure)
         launched = [order for order in orders if order.launched is not None and self._identify(order)]
         if not launched:
             return
