@@ -212,7 +212,8 @@ def test_logs_as_lines_as_a_stream_and_as_a_file(api: httpx.Client) -> None:
     download = api.get("/api/v1/workers/alice/logs/download")
     assert b"one\ntwo\n" in download.content
     assert "attachment" in download.headers["content-disposition"]
-    assert api.get("/api/v1/lastlines?names=alice,nobody").json().keys() == {"alice"}
+    start(api, "bob", command=["sleep", "1000"])
+    assert api.get("/api/v1/lastlines?names=alice,bob,nobody").json() == {"alice": "two", "bob": None}
     with api.stream("GET", "/api/v1/workers/alice/logs?follow=1&lines=10") as stream:
         seen: list[str] = []
         for name, data, _ in read_sse(stream):

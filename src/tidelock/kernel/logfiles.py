@@ -43,6 +43,7 @@ from tidelock.kernel.logreader import tail
 from tidelock.model import Log
 
 __all__ = [
+    "MARK",
     "Method",
     "Rotation",
     "compressing",
@@ -54,6 +55,9 @@ __all__ = [
     "tail",
     "waiting_bytes",
 ]
+
+MARK: Final = "--- tidelock "
+"""How a line of ours in a worker's log begins."""
 
 _COLLAPSE_RANGE: Final = 0x08
 _PUNCH_HOLE_KEEP_SIZE: Final = 0x02 | 0x01
@@ -125,7 +129,7 @@ def mark_start(fd: int, text: str) -> None:
 
 def _mark_line(text: str) -> bytes:
     at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return f"--- tidelock {at} {' '.join(text.split())} ---\n".encode()
+    return f"{MARK}{at} {' '.join(text.split())} ---\n".encode()
 
 
 def recover(log_dir: Path) -> None:

@@ -33,7 +33,7 @@ from tidelock import __version__
 from tidelock.config import spec_from_template
 from tidelock.deck import logs as deck_logs
 from tidelock.errors import NameRefused, SpecError, TidelockError, UnknownWorker
-from tidelock.kernel import logreader
+from tidelock.kernel import logfiles, logreader
 from tidelock.model import Event, EventKind, Secret, State, WorkerSpec, WorkerStatus, worker_name
 from tidelock.server import applying, metrics
 from tidelock.server.auth import login_cookies, logout_cookies
@@ -330,7 +330,7 @@ async def download_logs(request: Asked, name: Name) -> Stream:
 
 @get("/api/v1/lastlines", responses=_READS, summary="The last line of several logs", tags=["logs"])
 async def show_last_lines(request: Asked, names: Names) -> dict[str, str | None]:
-    """The last line that is not empty, cut at 300 characters; null where there is none."""
+    """The last line that each wrote and that is not empty, cut at 300 characters; null where there is none."""
     services = _services(request)
     asked = [status.name for status in await _statuses(services, names)][:500]
 
@@ -338,7 +338,8 @@ async def show_last_lines(request: Asked, names: Names) -> dict[str, str | None]
         found: dict[str, str | None] = {}
         for name in asked:
             last = logreader.tail(_log_dir_of(services, name), lines=5, colour=True)
-            found[name] = next((line[:300] for line in reversed(last) if line.strip()), None)
+            own = (line for line in reversed(last) if line.strip() and not line.startswith(logfiles.MARK))
+            found[name] = next((line[:300] for line in own), None)
         return found
 
     return await asyncio.to_thread(read)
