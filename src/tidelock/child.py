@@ -51,6 +51,7 @@ ANOTHER_INSTANCE_EXIT_CODE: Final = 2
 _NUDGE: Final = signal.SIGURG  # ignored by default, so one that comes too late does no harm
 _NUDGE_SECONDS: Final = 0.02
 _NUDGES: Final = 50
+_ROOM_SECONDS: Final = 0.25
 LINGERED_EXIT_CODE: Final = 70
 
 _Result = TypeVar("_Result")
@@ -107,9 +108,9 @@ class Lifeline:
         self._watch: _Watch | None = None
         self._earlier: dict[signal.Signals, Any] = {}
         self._body: _Body | None = None  # of an async with
-        self._main_thread: int | None = None  # of a with; None where it cannot be interrupted
-        self._in_body = False
-        self._heard_fd = -1  # what Python writes to when a signal arrived, whoever runs
+        self._main_thread: int | None = None  # of a with whose signals we took; None in any other thread
+        self._in_body = False  # of a with that is interrupted
+        self._heard_fds = (-1, -1)  # what Python writes to when a signal arrived, whoever runs
 
     @property
     def closed(self) -> bool:
@@ -130,9 +131,9 @@ class Lifeline:
         self._open()
         # SIGTERM is taken even with signals=False: it is how the watching thread interrupts this one.
         numbers = ([signal.SIGTERM] if self._interrupt or self._signals else []) + [signal.SIGINT] * self._signals
-        if self._take(numbers) and self._interrupt:
+        if self._take(numbers):
             self._main_thread = _thread.get_ident()
-            self._in_body = True
+            self._in_body = self._interrupt
         self._listen()
         return self
 
@@ -181,7 +182,7 @@ class Lifeline:
             self._watch = _Watch(fd, self._parent_died, self._linger_seconds, heard_fd, self._nudge)
 
     def _hear_of_signals(self) -> int:
-        """Let the watching thread hear of signals that the main thread may sleep through; -1 if it need not.
+        """Let the watching thread hear of signals that the main thread may sleep through; -1 if it cannot.
 
         A handler in Python runs between two instructions of the main thread. A signal that arrives when the thread is
         past that point and not yet in its system call, or that the kernel gives to another thread, interrupts
@@ -189,24 +190,44 @@ class Lifeline:
         """
         if self._main_thread is None or signal.getsignal(_NUDGE) != signal.SIG_DFL:
             return -1
-        heard_fd, self._heard_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        earlier = signal.set_wakeup_fd(self._heard_fd, warn_on_full_buffer=False)
+        try:
+            heard_fds = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:  # no descriptors left: then it is as it is without
+            return -1
+        earlier = signal.set_wakeup_fd(heard_fds[1], warn_on_full_buffer=False)
         if earlier >= 0:  # somebody listens already, an event loop perhaps: then it is theirs
             signal.set_wakeup_fd(earlier, warn_on_full_buffer=False)
-            os.close(self._heard_fd)
-            os.close(heard_fd)
-            self._heard_fd = -1
+            for fd in heard_fds:
+                os.close(fd)
             return -1
         signal.signal(_NUDGE, _nothing)
-        return heard_fd
+        # Both ends stay open as long as Python may write: a pipe that nobody reads would be a SIGPIPE.
+        self._heard_fds = heard_fds
+        return os.dup(heard_fds[0])
 
     def _nudge(self) -> bool:
-        """Interrupt the system call that the body is in, without asking for anything; False when it has left."""
+        """Interrupt the system call that the main thread is in, and ask for nothing; False when that is not needed."""
         with self._telling:
-            if self._over or not self._in_body or self._main_thread is None:
+            waits = self._in_body or self.reason is None
+            if self._over or not waits or self._main_thread is None or signal.getsignal(_NUDGE) != _nothing:
                 return False
             signal.pthread_kill(self._main_thread, _NUDGE)
             return True
+
+    def _stop_hearing(self) -> None:
+        heard_fds, self._heard_fds = self._heard_fds, (-1, -1)
+        if heard_fds[1] < 0:
+            return
+        try:
+            current = signal.set_wakeup_fd(-1)
+            if current not in (heard_fds[1], -1):  # the body's own event loop, say
+                signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+        except (ValueError, OSError):  # the body left one that is closed
+            signal.set_wakeup_fd(-1)
+        for fd in heard_fds:
+            os.close(fd)
+        if signal.getsignal(_NUDGE) == _nothing:
+            signal.signal(_NUDGE, signal.SIG_DFL)
 
     def _close(self) -> None:
         with self._telling:  # from here on the watching thread neither writes nor signals
@@ -221,13 +242,7 @@ class Lifeline:
             # A handler that the body put in place is the program's wish; so is one that Python cannot name.
             if handler is not None and signal.getsignal(number) == self._signalled:
                 signal.signal(number, handler)
-        if self._heard_fd >= 0:
-            current = signal.set_wakeup_fd(-1)
-            if current != self._heard_fd:  # the body's own event loop, say
-                signal.set_wakeup_fd(current, warn_on_full_buffer=False)
-            os.close(self._heard_fd)
-            if signal.getsignal(_NUDGE) == _nothing:
-                signal.signal(_NUDGE, signal.SIG_DFL)
+        self._stop_hearing()
         if self._watch is not None:
             self._watch.end()
 
@@ -302,6 +317,7 @@ class _Watch:
         self._over = False
         self._seen = False
         self._nudge = nudge
+        self._pid = os.getpid()
         try:
             _thread.start_new_thread(self._run, (fd, died, linger_seconds, heard_fd))
         except BaseException:
@@ -312,6 +328,8 @@ class _Watch:
 
     def end(self) -> None:
         """Let the thread leave, unless the parent is dead: then the promise to linger no longer stands."""
+        if os.getpid() != self._pid:  # a forked copy has no such thread, and shares the descriptor with who has
+            return
         with self._ended:
             if not self._over and not self._seen:
                 os.eventfd_write(self._end_fd, 1)
@@ -357,7 +375,7 @@ class _Watch:
                 heard = os.read(heard_fd, 4096)
                 if not heard:  # the body is over
                     poller.unregister(heard_fd)
-                elif heard.strip(bytes([_NUDGE])):  # each byte is a signal's number; our own nudges are among them
+                elif signal.SIGTERM in heard or signal.SIGINT in heard:  # each byte is a signal's number
                     nudges = _NUDGES
             else:
                 nudges = nudges - 1 if self._nudge() else 0
@@ -476,9 +494,11 @@ class _TrioBody:
 def notify(*lines: str, **fields: str | int) -> bool:
     """Tell the manager something: ``notify("READY=1", STATUS="42 chats")``. False if nobody heard it.
 
-    It never blocks and never raises for an absent manager: while the owner is being restarted there is nobody
-    to hear, and a worker must not care. See sd_notify(3) for the names; ``READY``, ``STATUS``, ``WATCHDOG``,
-    ``STOPPING`` and ``EXTEND_TIMEOUT_USEC`` are understood here and by systemd alike.
+    It never raises for an absent manager: while the owner is being restarted there is nobody to hear, and a worker
+    must not care. It waits for nothing but room in the ear of a busy manager, and for that a quarter of a second
+    at most: the kernel queues ten datagrams, and many workers may begin at once. See sd_notify(3) for the names;
+    ``READY``, ``STATUS``, ``WATCHDOG``, ``STOPPING`` and ``EXTEND_TIMEOUT_USEC`` are understood here and by systemd
+    alike.
     """
     address = os.environ.get(NOTIFY_SOCKET_ENV, "")
     if not address.startswith(("/", "@")):
@@ -488,9 +508,12 @@ def notify(*lines: str, **fields: str | int) -> bool:
     import socket  # noqa: PLC0415 - most workers that import this file never speak
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as speaker:
+        speaker.settimeout(_ROOM_SECONDS)
         try:
-            speaker.sendto(message, socket.MSG_DONTWAIT, "\0" + address[1:] if address[0] == "@" else address)
-        except OSError:
+            # Connected, because only then can the kernel tell when there is room again.
+            speaker.connect("\0" + address[1:] if address[0] == "@" else address)
+            speaker.send(message)
+        except OSError:  # TimeoutError is one
             return False
     return True
 

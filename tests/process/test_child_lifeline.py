@@ -187,6 +187,54 @@ def test_a_signal_that_the_main_thread_sleeps_through_is_heard(number: signal.Si
         assert program.errors() == ""
 
 
+def test_a_wait_that_sleeps_through_a_signal_is_ended() -> None:
+    """``life.wait()`` with ``interrupt=False``: the signal went to another thread, and the wait hears of it."""
+    source = """
+        import signal, threading
+        from tidelock.child import lifeline
+
+        def take_it():
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            threading.Event().wait()
+
+        with lifeline(interrupt=False) as life:
+            threading.Timer(0.2, threading.Thread(target=take_it, daemon=True).start).start()
+            life.wait()
+        print("farewell", life.reason, flush=True)
+    """
+    with Program(source) as program:
+        assert program.line() == "farewell SIGTERM"
+        assert program.ended() == 0
+
+
+def test_a_signal_after_the_parents_death_harms_nothing() -> None:
+    """The thread that listened is gone; a SIGTERM in the farewell is neither an error nor, with SIGPIPE, an end."""
+    source = """
+        import os, signal, sys
+        from tidelock.child import lifeline
+
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        with lifeline(linger_seconds=None) as life:
+            try:
+                print("in", flush=True)
+                signal.pause()
+            finally:
+                threads = len(os.listdir("/proc/self/task"))
+                while threads > 1:
+                    threads = len(os.listdir("/proc/self/task"))
+                os.kill(os.getpid(), signal.SIGTERM)
+                print("still here", flush=True)
+        print("farewell", life.reason, flush=True)
+    """
+    with Program(source) as program:
+        assert program.line() == "in"
+        program.cut_lifeline()
+        assert program.line() == "still here"
+        assert program.line() == "farewell parent-death"
+        assert program.ended() == 0
+        assert program.errors() == ""
+
+
 @pytest.mark.parametrize("way", ["asyncio", "plain script"])
 def test_the_process_is_gone_within_100_ms(way: str, server: DeafServer) -> None:
     """From end-of-file to the end of the process, interpreter teardown included: the best of five is under 100 ms."""
