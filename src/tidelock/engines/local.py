@@ -195,6 +195,7 @@ class LocalEngine:
             keep_fds = [
                 fd for fd in (lock_fd if self._with_lock else None, line.read_fd if line else None) if fd is not None
             ]
+            size = os.fstat(stdout_fd).st_size
             spawned = spawn.spawn(
                 spec.command,
                 env=self._environment(name, spec, cookie, port, line),
@@ -207,7 +208,7 @@ class LocalEngine:
                 privileges=_privileges(spec),
                 before_exec=self._before_exec(name, spec),
             )
-            logfiles.mark_start(stdout_fd, f"started pid={spawned.pid} cookie={cookie}")
+            logfiles.mark_start(stdout_fd, log_dir, size, f"started pid={spawned.pid} cookie={cookie}")
         except BaseException:
             if line is not None:
                 line.close()
@@ -221,13 +222,8 @@ class LocalEngine:
         return Launched(spawned.pidfd, spawned.pid, line)
 
     def identify(self, launched: Launched) -> Identity:
-        """Who it is; a worker that cannot be identified is ended, and what it was launched with closed."""
-        try:
-            return spawn.identify(spawn.Child(launched.pidfd, launched.pid))
-        except BaseException:
-            if launched.lifeline is not None:
-                launched.lifeline.close()
-            raise
+        """Who it is."""
+        return spawn.identify(spawn.Child(launched.pidfd, launched.pid))
 
     def fields_of_running(self, name: WorkerName, pid: int) -> dict[str, Any]:
         """What the spec of a running worker of ours must have said, for when the registry is lost.
