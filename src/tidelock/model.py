@@ -416,9 +416,17 @@ def _instance(field: str, given: object, kind: type) -> None:
         raise SpecError(field, given, f"a {kind.__name__}(...)")
 
 
+def _is_text(given: object) -> bool:
+    """A text that can be an argument, a variable or a file: no NUL, and no lone surrogate, which has no encoding."""
+    return isinstance(given, str) and (given.isascii() or not _SURROGATE.search(given)) and "\0" not in given
+
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
 def _text(field: str, given: object) -> str:
-    if not isinstance(given, str) or not given or "\0" in given:
-        raise SpecError(field, given, "a text that is not empty and holds no NUL")
+    if not isinstance(given, str) or not given or not _is_text(given):
+        raise SpecError(field, given, "a text that is not empty and holds neither NUL nor lone surrogates")
     return given
 
 
@@ -428,8 +436,8 @@ def _command(field: str, given: object) -> tuple[str, ...]:
         raise SpecError(field, given, accepted)
     words = tuple(str(word) if isinstance(word, PurePath) else word for word in given)
     for word in words:
-        if not isinstance(word, str) or "\0" in word:
-            raise SpecError(field, given, accepted + " (a word is not a text, or holds NUL)")
+        if not _is_text(word):
+            raise SpecError(field, given, accepted + " (a word is not a text, or holds NUL or a lone surrogate)")
     if not words[0]:
         raise SpecError(field, given, accepted + " (the program is empty)")
     return words
@@ -444,10 +452,10 @@ def _mapping(field: str, given: object) -> Mapping[Any, Any]:
 def _env(given: object) -> dict[str, str]:
     env: dict[str, str] = {}
     for key, value in _mapping("env", given).items():
-        if not isinstance(key, str) or not _ENV_KEY.fullmatch(key):
+        if not isinstance(key, str) or not _ENV_KEY.fullmatch(key) or not _is_text(key):
             raise SpecError(f"env[{key!r}]", key, "a name without '=' or NUL")
-        if not isinstance(value, str) or "\0" in value:
-            raise SpecError(f"env[{key!r}]", value, "a text without NUL")
+        if not _is_text(value):
+            raise SpecError(f"env[{key!r}]", value, "a text without NUL and lone surrogates")
         if key in _RESERVED_ENV:
             raise SpecError(f"env[{key!r}]", key, f"a name that is not one of {', '.join(sorted(_RESERVED_ENV))}")
         env[key] = value
@@ -477,8 +485,8 @@ def _secrets(given: object) -> dict[str, Secret]:
         secret = Secret(value) if isinstance(value, str) else value
         if not isinstance(secret, Secret) or not isinstance(secret.value, str | None):
             raise SpecError(f"secrets[{name!r}]", type(value).__name__, "a text or Secret(text, env=...)")
-        if secret.value is not None and "\0" in secret.value:
-            raise SpecError(f"secrets[{name!r}]", "<hidden>", "a text without NUL")
+        if secret.value is not None and not _is_text(secret.value):
+            raise SpecError(f"secrets[{name!r}]", "<hidden>", "a text without NUL and lone surrogates")
         secrets[name] = secret
     return secrets
 
