@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tidelock import (
     AsyncDeck,
     Deck,
     Exited,
+    Health,
     Limits,
     LimitUnavailable,
     Log,
@@ -28,9 +30,10 @@ from tidelock import (
     WorkerFailed,
     WorkerSpec,
 )
-from tidelock.errors import DeckClosed, DeckOwned, LockConflict, SpawnFailed
+from tidelock.errors import DeckClosed, DeckOwned, LockConflict, ResourceExhausted, SpawnFailed
 from tidelock.kernel import flock, logreader
-from tidelock.model import Event
+from tidelock.kernel import identity as ids
+from tidelock.model import Event, Identity
 
 FOREVER = ["sleep", "1000"]
 
@@ -62,7 +65,8 @@ def test_many_are_started_together(state: Path) -> None:
         told: list[str] = []
         wanted = {f"w{number}": FOREVER for number in range(150)}
         found = deck.start_many(wanted, progress=lambda name, _: told.append(name), env={"A": "b"})
-        assert [status.name for status in found] == list(wanted) == told
+        assert [status.name for status in found] == list(wanted)
+        assert told == [*list(wanted)[1:], "w0"], "who runs already keeps nobody waiting"
         assert found[0].pid == first.pid
         assert {status.state for status in found} == {State.RUNNING}
         pids = {status.pid for status in found}
@@ -90,7 +94,7 @@ def test_of_many_each_has_its_own_failure(state: Path) -> None:
             )
         assert [type(error) for error in caught.value.exceptions] == [SpawnFailed, UnknownWorker, SpecChanged]
         assert caught.value.exceptions[0].__notes__ == ["while starting worker 'broken'"]
-        assert list(told) == ["a", "broken", "nobody", "changed", "7"]
+        assert list(told) == ["a", "broken", "nobody", "7", "changed"]
         assert {status.name: status.state for status in deck.list()} == {
             "7": State.RUNNING,
             "a": State.RUNNING,
@@ -110,9 +114,100 @@ def test_many_are_checked_before_any_is_started(state: Path) -> None:
             deck.start_many({"7": FOREVER, 7: FOREVER})
         with pytest.raises(SpecError, match="colour"):
             deck.start_many({"a": FOREVER}, colour="red")
+        with pytest.raises(SpecError, match="a command, when other fields are given"):
+            deck.start_many({"a": None}, env={"A": "b"})
         assert deck.start_many({}) == []
         assert deck.list() == []
         assert list((state / "workers").iterdir()) == []
+
+
+def test_nobody_of_many_waits_for_a_slow_one(state: Path) -> None:
+    """One worker is being stopped and takes its time, another has to be replaced: the others are started meanwhile."""
+    slow = ["bash", "-c", "trap '' TERM; echo deaf; while :; do sleep 1000 & wait; done"]
+    with Deck(state) as deck:
+        for name in ("stopping", "replaced"):
+            deck.start(name, slow, stop=Stop(grace_seconds=2))
+        until(lambda: all("deaf" in deck.logs(name) for name in ("stopping", "replaced")))
+        stop = threading.Thread(target=deck.stop, args=["stopping"])
+        stop.start()
+        until(lambda: deck.status("stopping").state is State.STOPPING)
+        told: list[str] = []
+        wanted = {"stopping": FOREVER, "replaced": FOREVER, "a": FOREVER, "b": FOREVER}
+        deck.start_many(wanted, replace=True, progress=lambda name, _: told.append(name))
+        assert told[:2] == ["a", "b"]
+        assert set(told[2:]) == {"stopping", "replaced"}
+        assert {status.state for status in deck.list()} == {State.RUNNING}
+        stop.join()
+        deck.stop_all()
+
+
+def test_many_leave_the_loop_to_others(state: Path) -> None:
+    """Workers that speak while many others are being started are heard: the loop is never away for long."""
+    code = "from tidelock.child import notify; import time; notify('READY=1'); time.sleep(1000)"
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            turns = 0
+
+            async def count_turns() -> None:
+                nonlocal turns
+                while True:
+                    await asyncio.sleep(0)
+                    turns += 1
+
+            counting = asyncio.ensure_future(count_turns())
+            await asyncio.sleep(0)
+            before = turns
+            command = [sys.executable, "-c", code]
+            await deck.start_many(
+                {f"w{n}": command for n in range(30)}, health=Health(notify=True), limits=Limits(nice=1)
+            )
+            assert turns - before >= 2, "a start through the launcher takes a Python's start: thirty are not one go"
+            counting.cancel()
+            ready = set()
+            async with asyncio.timeout(60):
+                async for event in deck.follow(after=0):
+                    if event.kind == "ready":
+                        ready.add(event.worker)
+                        if len(ready) == 30:
+                            break
+            await deck.stop_all()
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_cannot_be_identified_leaves_nobody(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its tree nothing stays, its lock is free, and the others of its group run."""
+    identity_of = ids.identity_of
+    refused = []
+
+    def refuse_the_first(pidfd: int, pid: int) -> Identity:
+        if not refused:
+            refused.append(pid)
+            raise ResourceExhausted("no descriptor is left")
+        return identity_of(pidfd, pid)
+
+    monkeypatch.setattr(ids, "identity_of", refuse_the_first)
+    tree = ["sh", "-c", "setsid sleep 1000 & sleep 1000 & echo forked; wait"]
+    with Deck(state) as deck:
+        with pytest.raises(ExceptionGroup, match="1 of 20 workers"):
+            deck.start_many({f"w{number}": tree for number in range(20)})
+        assert "w0" not in {status.name for status in deck.list()}
+        assert not flock.is_held(state / "workers" / "w0" / "lock")
+        assert len(deck.list()) == 19
+        assert deck.start("w0", FOREVER).state is State.RUNNING
+        deck.stop_all()
+
+
+def test_a_text_without_an_encoding_is_refused(state: Path) -> None:
+    """A lone surrogate can be neither an argument nor a variable nor a file; nothing was written."""
+    with Deck(state) as deck:
+        for fields in ({"env": {"A": "\ud800"}}, {"secrets": {"A": "\udfff"}}, {"labels": {"a": "\ud800"}}):
+            with pytest.raises(SpecError, match="surrogate"):
+                deck.start("a", FOREVER, **fields)
+        with pytest.raises(SpecError, match="surrogate"):
+            deck.start("a", ["sleep", "\udc80"])
+        assert deck.list() == []
 
 
 def test_start_is_idempotent_and_refuses_another_spec(state: Path) -> None:
@@ -146,7 +241,7 @@ def test_a_changed_secret_value_is_a_changed_spec(state: Path) -> None:
 def test_secrets_reach_the_worker_and_nobody_else(state: Path) -> None:
     """A 0600 file in $CREDENTIALS_DIRECTORY, or env if asked; not in the registry, events, status or command line."""
     with Deck(state) as deck:
-        command = ["sh", "-c", "cat $CREDENTIALS_DIRECTORY/FILE; echo; echo $ENV; exec sleep 1000"]
+        command = ["sh", "-c", "echo $(cat $CREDENTIALS_DIRECTORY/FILE); echo $ENV; exec sleep 1000"]
         deck.start("alice", command, secrets={"FILE": "in-a-file", "ENV": Secret("in-env", env=True)})
         until(lambda: {"in-a-file", "in-env"} <= set(deck.logs("alice")))
         path = state / "workers/alice/secrets/FILE"

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from support.deck_owner import until
-from support.repo_processes import own_children
+from support.repo_processes import end_all_under, own_children
 from tidelock import AsyncDeck, Deck, DeckClosed, Restart, State
 
 FOREVER = ["sleep", "1000"]
@@ -77,6 +77,26 @@ def test_the_host_keeps_its_signals_its_children_and_its_directory(tmp_path: Pat
         deck.stop_all()
     assert own.wait() == 5, "the host's child kept its exit status for the host"
     assert Path.cwd() == cwd
+
+
+def test_a_host_that_ignores_sigchld_starts_many_short_lives(tmp_path: Path) -> None:
+    """They are gone and reaped before anybody can look who they are: all are started, and nothing of them is left."""
+    code = (
+        "import signal,sys,time\nsignal.signal(signal.SIGCHLD,signal.SIG_IGN)\nfrom tidelock import *\n"
+        "with Deck(sys.argv[1]) as deck:\n"
+        "  started=deck.start_many({f'w{n}': ['sh','-c','setsid sleep 1000 & exit 0'] for n in range(20)},"
+        " restart=Restart('never'))\n"
+        "  while {s.state for s in deck.list()}!={'exited'}: time.sleep(0.01)\n"
+        "  print(len(started), [len(deck.tree(s.name)) for s in started].count(0))\n"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, tmp_path / "s"], check=True, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout.split() == ["20", "20"]
+        assert end_all_under(tmp_path) == []
+    finally:
+        end_all_under(tmp_path)
 
 
 def test_a_host_that_ignores_sigchld_still_learns_of_deaths(tmp_path: Path) -> None:

@@ -311,6 +311,8 @@ class AsyncDeck:
             key = worker_name(name)
             if key in wanted:
                 raise SpecError("workers", key, "each name once")
+            if command is None and fields:
+                raise SpecError(f"workers[{key!r}]", None, "a command, when other fields are given")
             spec = None if command is None else WorkerSpec.of(command, **fields)
             if spec is not None:
                 parts.engine.check(spec)
@@ -324,26 +326,36 @@ class AsyncDeck:
         *,
         may_replace: bool,
     ) -> builtins.list[WorkerStatus]:
-        started: builtins.list[WorkerStatus] = []
-        refused: builtins.list[Exception] = []
-        names = builtins.list(wanted)
-        for begin in range(0, len(names), _GROUP):
-            group = {name: wanted[name] for name in names[begin : begin + _GROUP]}
-            for name, answer in (await self._start_group(group, may_replace=may_replace)).items():
-                match answer:
-                    case WorkerStatus():
-                        started.append(answer)
-                    case Exception():
-                        answer.add_note(f"while starting worker {name!r}")
-                        refused.append(answer)
-                    case _:
-                        raise answer
-                if progress is not None:
-                    progress(name, answer)
-            await asyncio.sleep(0)  # noqa: TID251 - no wait: others get their turn between two groups
-        if refused:
-            raise ExceptionGroup(f"{len(refused)} of {len(wanted)} workers could not be started", refused)
-        return started
+        answers: dict[WorkerName, WorkerStatus | BaseException] = {}
+        gate = asyncio.Semaphore(_GROUP)
+
+        async def start(group: Mapping[WorkerName, WorkerSpec | None]) -> None:
+            async with gate:
+                for name, answer in (await self._start_group(group, may_replace=may_replace)).items():
+                    answers[name] = answer
+                    if progress is not None and isinstance(answer, WorkerStatus | Exception):
+                        progress(name, answer)
+
+        slow: builtins.list[WorkerName] = []
+        group: dict[WorkerName, WorkerSpec | None] = {}
+        for name, spec in wanted.items():
+            if len(group) == _GROUP:
+                await start(group)
+                group = {}
+            if self._starts_at_once(name):
+                group[name] = spec
+            else:  # nobody waits for it who does not have to
+                slow.append(name)
+        if group:
+            await start(group)
+        await asyncio.gather(*(start({name: wanted[name]}) for name in slow))
+        return _all_started({name: answers[name] for name in wanted})
+
+    def _starts_at_once(self, name: WorkerName) -> bool:
+        """Is nobody acting on it, and is there nobody to stop first?"""
+        parts = self._parts()
+        worker = parts.workers.get(name)
+        return parts.turns.is_free(name) and (worker is None or not worker.has_process)
 
     async def _start_group(
         self, wanted: Mapping[WorkerName, WorkerSpec | None], *, may_replace: bool
@@ -363,6 +375,8 @@ class AsyncDeck:
                         self._undo_new(parts, worker)
             for order in orders:
                 answers[order.worker.record.name] = order.failure or self._status(order.worker, fresh=True)
+                if order.failure is not None and order.worker not in new:
+                    self._recovery.wait_again(order.worker)
             return {name: answers[name] for name in wanted}
 
     async def stop(self, name: str | int) -> WorkerStatus:
@@ -570,30 +584,22 @@ class AsyncDeck:
         """Answers for those that need no start or can have none, orders for the others; who is replaced is stopped."""
         parts = self._parts()
         answers: dict[WorkerName, WorkerStatus | BaseException] = {}
-        changes: dict[WorkerName, tuple[str, ...]] = {}
-        replaced: builtins.list[Worker] = []
-        for name, spec in wanted.items():
-            worker = parts.workers.get(name)
-            if worker is None:
-                continue
-            changes[name] = changed = () if spec is None else self._changed_fields(worker.record, spec)
-            answer = self._answer_at_once(worker, changed, may_replace=may_replace)
-            if answer is not None:
-                answers[name] = answer
-            elif worker.has_process:
-                replaced.append(worker)
-        if replaced:
-            try:
-                await self._ending.stop(replaced, wanted="running")
-            except TidelockError as err:
-                answers |= {worker.record.name: err for worker in replaced if worker.has_process}
         orders = []
         for name, spec in wanted.items():
-            if name not in answers:
-                try:
-                    orders.append(self._order(name, spec, changes.get(name, ()), new))
-                except TidelockError as err:
-                    answers[name] = err
+            try:
+                worker = parts.workers.get(name)
+                changed: tuple[str, ...] = ()
+                if worker is not None:
+                    changed = () if spec is None else self._changed_fields(worker.record, spec)
+                    answer = self._answer_at_once(worker, changed, may_replace=may_replace)
+                    if answer is not None:
+                        answers[name] = answer
+                        continue
+                    if worker.has_process:
+                        await self._ending.stop([worker], wanted="running")
+                orders.append(self._order(name, spec, changed, new))
+            except Exception as err:  # noqa: BLE001 - its own, whatever it is: the others are started
+                answers[name] = err
         return answers, orders
 
     def _answer_at_once(
@@ -682,6 +688,20 @@ class AsyncDeck:
 
     def _unknown(self, name: str) -> UnknownWorker:
         return UnknownWorker(name, tuple(difflib.get_close_matches(name, list(self._parts().workers), n=3)))
+
+
+def _all_started(answers: Mapping[WorkerName, WorkerStatus | BaseException]) -> list[WorkerStatus]:
+    """The statuses, or what was refused, together."""
+    refused: list[Exception] = []
+    for name, answer in answers.items():
+        if isinstance(answer, Exception):
+            answer.add_note(f"while starting worker {name!r}")
+            refused.append(answer)
+        elif isinstance(answer, BaseException):
+            raise answer
+    if refused:
+        raise ExceptionGroup(f"{len(refused)} of {len(answers)} workers could not be started", refused)
+    return [answer for answer in answers.values() if isinstance(answer, WorkerStatus)]
 
 
 _open_decks: "weakref.WeakSet[AsyncDeck]" = weakref.WeakSet()

@@ -121,6 +121,10 @@ class Turns:
         """The turns of several workers, in one order everywhere, so that two callers cannot wait for each other."""
         return _Turn(self, tuple(sorted(set(names))))
 
+    def is_free(self, name: str) -> bool:
+        """Would it be had at once?"""
+        return name not in self._locks
+
     async def take(self, name: str) -> None:
         """Wait for the turn."""
         lock = self._locks.get(name)

@@ -101,9 +101,14 @@ class Recovery:
             case rules.StartNow():
                 await self._healing.start_wanted(worker, EventKind.STARTED, by="recovery")
             case _:
-                if record.phase is State.BACKOFF and record.desired == "running":
-                    until = record.backoff_until if record.timers_boot_id == ids.boot_id() else None
-                    self._healing.start_later(worker, 0.0 if until is None else until - self._parts.clock.boottime())
+                self.wait_again(worker)
+
+    def wait_again(self, worker: Worker) -> None:
+        """Set the timer of a worker that its record says is waiting; of any other, nothing."""
+        record = worker.record
+        if record.phase is State.BACKOFF and record.desired == "running":
+            until = record.backoff_until if record.timers_boot_id == ids.boot_id() else None
+            self._healing.start_later(worker, 0.0 if until is None else until - self._parts.clock.boottime())
 
     def _worker(self, record: Record) -> Worker:
         worker = Worker(record, self._parts.engine.workers_dir)

@@ -4,12 +4,14 @@ Each arrow between the steps is a crash point. The worker's lock decides whether
 any process of an earlier tree holds it, that tree is adopted or ended first, and a stranger's hold is a conflict.
 """
 
+import asyncio
 import contextlib
 import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from time import monotonic
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -52,6 +54,10 @@ class Order:
     failure: BaseException | None = None
 
 
+_AWAY_SECONDS: Final = 0.03
+"""For how long a group may keep the loop from everybody else: deaths, notifications and requests wait meanwhile."""
+
+
 class Starting:
     """Starts workers, and adopts those that run already."""
 
@@ -69,25 +75,46 @@ class Starting:
     async def launch_all(self, orders: Sequence[Order]) -> None:
         """Start workers whose turns the caller has: one commit of all intents, every spawn, one commit of all outcomes.
 
-        Each order has its own failure; the others go on. A crash anywhere in it is the same for many as for one: what
-        was spawned and not recorded carries the cookie of a recorded intent, and what was intended only is started by
-        the next owner.
+        Where the spawns take longer than a moment, the outcomes are committed in several parts, and others get the
+        loop in between. Each order has its own failure; the others go on. A crash anywhere in it is the same for many
+        as for one: what was spawned and not recorded carries the cookie of a recorded intent, and what was intended
+        only is started by the next owner.
         """
         crash_point("start.begin")
         self._intend(orders)
         crash_point("start.intent-recorded")
         interrupted: BaseException | None = None
+        spawned: list[Order] = []
+        begin = monotonic()
         for order in orders:
             if order.failure is not None:
                 continue
+            if spawned and interrupted is None and monotonic() - begin > _AWAY_SECONDS:
+                await self._settle(spawned)
+                spawned = []
+                interrupted = await _others_go_first()
+                begin = monotonic()
             order.failure = interrupted or await self._spawn(order)
-            if order.failure is not None:
-                interrupted = None if isinstance(order.failure, Exception) else order.failure
-                if order.launched is None:
-                    self._back_to_rest(order)
-                else:  # interrupted right after its spawn
-                    await self._abandon([order], order.failure)
-        launched = [order for order in orders if order.launched is not None and self._identify(order)]
+            if order.launched is not None:
+                spawned.append(order)
+            elif order.failure is not None:
+                self._back_to_rest(order)
+            interrupted = None if order.failure is None or isinstance(order.failure, Exception) else order.failure
+        await self._settle(spawned)
+
+    async def _settle(self, spawned: Sequence[Order]) -> None:
+        """Identify and record those that were spawned, in one commit, and tend them; end those where that fails."""
+        launched: list[Order] = []
+        for order in spawned:
+            if order.failure is None and order.launched is not None:
+                try:
+                    order.identity = self._parts.engine.identify(order.launched)
+                except BaseException as err:  # noqa: BLE001 - told through the order
+                    order.failure = err
+            if order.failure is None:
+                launched.append(order)
+            else:  # it cannot be identified, or we were interrupted right after its spawn
+                await self._abandon([order], order.failure)
         if not launched:
             return
         try:
@@ -106,14 +133,17 @@ class Starting:
         """Commit that these will run, and under which cookies."""
         registry = self._parts.registry
         intents: list[tuple[Order, Record]] = []
+        ports: set[int] = set()
         for order in orders:
             order.worker.cancel_timer()
             try:
-                port = self._port_for(order.worker, order.spec)
-            except TidelockError as err:
+                port = self._port_for(order.worker, order.spec, ports)
+            except (TidelockError, OSError) as err:
                 order.failure = err
                 continue
-            order.worker.record = intent = replace(
+            if port is not None:
+                ports.add(port)
+            intent = replace(
                 order.before,
                 desired="running",
                 phase=State.STARTING,
@@ -136,8 +166,10 @@ class Starting:
                         registry.save(intent)
         except BaseException as err:  # noqa: BLE001 - told through the orders
             for order, _ in intents:
-                order.worker.record = order.before
                 order.failure = err
+            return
+        for order, intent in intents:
+            order.worker.record = intent
 
     async def _spawn(self, order: Order) -> BaseException | None:
         """As :meth:`_locked_and_spawned`; whatever goes wrong is this order's and told as a value."""
@@ -169,16 +201,6 @@ class Starting:
             # From here on only the worker's tree carries the lock.
             os.close(lock_fd)
         crash_point("start.spawned")
-
-    def _identify(self, order: Order) -> bool:
-        """Learn who it is, when all have been spawned: the kernel answers sooner then (see ``kernel.spawn``)."""
-        assert order.launched is not None  # noqa: S101 - the caller chose those
-        try:
-            order.identity = self._parts.engine.identify(order.launched)
-        except BaseException as err:  # noqa: BLE001 - told through the order
-            order.failure, order.launched = err, None
-            self._back_to_rest(order)
-        return order.identity is not None
 
     def _record(self, launched: Sequence[Order]) -> None:
         """Commit whom we started, together with the events that tell of it."""
@@ -280,13 +302,14 @@ class Starting:
         self._parts.events.wake()
         return LockConflict(worker.name, pid, command)
 
-    def _port_for(self, worker: Worker, spec: WorkerSpec) -> int | None:
+    def _port_for(self, worker: Worker, spec: WorkerSpec, chosen: set[int]) -> int | None:
         if not spec.port:
             return None
         port = worker.record.port
         if port is None:
             workers = self._parts.workers.values()
-            return choose_port(worker.record.name, {one.record.port for one in workers if one.record.port is not None})
+            taken = {one.record.port for one in workers if one.record.port is not None}
+            return choose_port(worker.record.name, taken | chosen)
         if not port_is_free(port):
             raise PortUnavailable(
                 f"worker {worker.name!r}: its port {port} is taken by another program; end that program, "
@@ -402,6 +425,15 @@ class Starting:
         known = any(one.record.identity == identity for one in self._parts.workers.values() if one.has_process)
         if known or pid in {os.getpid(), 1}:
             raise SpecError("pid", pid, "a process that is neither ours nor a worker of this deck already")
+
+
+async def _others_go_first() -> BaseException | None:
+    """Let everybody who waits for the loop have it once; tells if we were cancelled meanwhile."""
+    try:
+        await asyncio.sleep(0)  # noqa: TID251 - no wait
+    except asyncio.CancelledError as err:
+        return err
+    return None
 
 
 def leader_by_cookie(tree: Tree) -> tuple[int, Identity] | None:

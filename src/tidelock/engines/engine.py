@@ -35,7 +35,7 @@ class Engine(Protocol):
         """Start it; the caller holds the lock and closes its copy afterwards."""
 
     def identify(self, launched: Launched) -> Identity:
-        """Who it is; a worker that cannot be identified is ended, and what it was launched with closed."""
+        """Who it is."""
 
     def clear(self, name: WorkerName) -> None:
         """Remove everything of a worker whose tree is gone."""

@@ -134,11 +134,6 @@ def identity_of(pidfd: int, pid: int) -> Identity:
     return Identity(boot_id(), pid, stat.start_ticks, pidfd_inode(pidfd))
 
 
-def identity_of_child(pidfd: int, pid: int) -> Identity:
-    """The identity of our own unreaped child, whose pid cannot have been taken by anybody: one read less."""
-    return Identity(boot_id(), pid, read_stat(pid).start_ticks, pidfd_inode(pidfd))
-
-
 def answer(identity: Identity) -> Answer:
     """Is that process alive? A zombie has ended, so it counts as different."""
     try:

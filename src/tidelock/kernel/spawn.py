@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from tidelock.errors import KernelError, ResourceExhausted, SpawnFailed
+from tidelock.errors import ProcessGone, ResourceExhausted, SpawnFailed
 from tidelock.kernel import identity as ids
 from tidelock.model import Identity
 
@@ -58,6 +58,7 @@ class BeforeExec:
 
 
 _NOTHING: Final = BeforeExec()
+_ENDED_UNSEEN_TICKS: Final = 1 << 62  # later than any process starts: never anybody's, and an uptime of nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +95,16 @@ def spawn(
 
 
 def identify(child: Child) -> Identity:
-    """Who it is. A child that cannot be identified is ended, and its pidfd closed.
+    """Who it is. The child stays the caller's to end if it cannot be identified (hidepid and a setuid program).
 
-    Nobody can take its pid before we reap it, so this may wait: at once after the exec the kernel makes the reader wait
-    until the new program's memory is laid out (100 µs on average), a moment later it answers in 15 µs.
+    This may wait: at once after the exec the kernel makes the reader wait until the new program's memory is laid out
+    (100 µs on average), a moment later it answers in 15 µs. Meanwhile the child may have ended. That is no failure:
+    it is known by its pidfd; and in a host that reaps all its children it gets a start time that no process has.
     """
     try:
-        return ids.identity_of_child(child.pidfd, child.pid)
-    except BaseException:
-        # Hidden from us (hidepid and a setuid program): then it may not be ours to kill either, and is not waited for.
-        with contextlib.suppress(KernelError, ChildProcessError):
-            ids.send_signal(child.pidfd, signal.SIGKILL)
-            os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)
-        os.close(child.pidfd)
-        raise
+        return ids.identity_of(child.pidfd, child.pid)
+    except ProcessGone:
+        return Identity(ids.boot_id(), child.pid, _ENDED_UNSEEN_TICKS, ids.pidfd_inode(child.pidfd))
 
 
 def python_program() -> str:
