@@ -150,10 +150,14 @@ class Pages {
     this.hits = [];
     this.at = -1;
     this.scrolledByUs = 0;
+    this.top = 0;
     this.onScroll = () => {
       const bottom = paper.scrollHeight - paper.clientHeight - paper.scrollTop;
+      // A browser tells of a scroll a frame later, so the last one of ours may be told after the pause: it moves nothing.
+      const down = paper.scrollTop > this.top;
+      this.top = paper.scrollTop;
       if (this.following && bottom > 60 && performance.now() - this.scrolledByUs > 150) this.follow(false);
-      else if (!this.following && bottom < 4 && !this.query) this.follow(true);
+      else if (!this.following && down && bottom < 4 && !this.query) this.follow(true);
     };
     paper.addEventListener('scroll', this.onScroll, { passive: true });
   }
@@ -181,6 +185,7 @@ class Pages {
   follow(on) {
     if (on === this.following) return;
     this.following = on;
+    this.top = this.paper.scrollTop;
     if (on) {
       if (this.stale) this.clear();
       for (const line of this.held.splice(0)) this.queue.push(line);
@@ -239,6 +244,7 @@ class Pages {
   toBottom() {
     this.scrolledByUs = performance.now();
     this.paper.scrollTop = this.paper.scrollHeight;
+    this.top = this.paper.scrollTop;
   }
 
   clear() {
