@@ -111,6 +111,8 @@ class Lifeline:
         self._main_thread: int | None = None  # of a with whose signals we took; None in any other thread
         self._in_body = False  # of a with that is interrupted
         self._heard_fds = (-1, -1)  # what Python writes to when a signal arrived, whoever runs
+        self._swallowed = False
+        self._earlier_hook: Callable[[Any], object] | None = None
 
     @property
     def closed(self) -> bool:
@@ -203,7 +205,16 @@ class Lifeline:
         signal.signal(_NUDGE, _nothing)
         # Both ends stay open as long as Python may write: a pipe that nobody reads would be a SIGPIPE.
         self._heard_fds = heard_fds
+        self._earlier_hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
         return os.dup(heard_fds[0])
+
+    def _unraisable(self, what: Any) -> None:
+        """A finaliser ran when the handler raised, and Python went on as if nothing had been: say it once more."""
+        if isinstance(what.exc_value, LifelineClosed) and self._heard_fds[1] >= 0:
+            self._swallowed = self._in_body = True
+            os.write(self._heard_fds[1], bytes([signal.SIGTERM]))
+        elif self._earlier_hook is not None:
+            self._earlier_hook(what)
 
     def _nudge(self) -> bool:
         """Interrupt the system call that the main thread is in, and ask for nothing; False when that is not needed."""
@@ -211,7 +222,7 @@ class Lifeline:
             waits = self._in_body or self.reason is None
             if self._over or not waits or self._main_thread is None or signal.getsignal(_NUDGE) != _nothing:
                 return False
-            signal.pthread_kill(self._main_thread, _NUDGE)
+            signal.pthread_kill(self._main_thread, signal.SIGTERM if self._swallowed else _NUDGE)
             return True
 
     def _stop_hearing(self) -> None:
@@ -226,6 +237,8 @@ class Lifeline:
             signal.set_wakeup_fd(-1)
         for fd in heard_fds:
             os.close(fd)
+        if sys.unraisablehook == self._unraisable and self._earlier_hook is not None:
+            sys.unraisablehook = self._earlier_hook
         if signal.getsignal(_NUDGE) == _nothing:
             signal.signal(_NUDGE, signal.SIG_DFL)
 
@@ -267,7 +280,7 @@ class Lifeline:
         if self._body is not None:
             self._body.cancel_soon()
         elif self._in_body:
-            self._in_body = False
+            self._in_body = self._swallowed = False
             raise LifelineClosed(self.reason or "")
 
     def _pass_on(self, number: int) -> None:
@@ -342,12 +355,12 @@ class _Watch:
             if not self._seen:
                 return
             died()
-            waited = 0.0
-            while waited < (1.0 if linger_seconds is None else linger_seconds) and self._nudge():
-                select.select([], [], [], _NUDGE_SECONDS)
-                waited += _NUDGE_SECONDS
+            left = 1.0 if linger_seconds is None else linger_seconds
+            while left > 0:
+                self._nudge()
+                select.select([], [], [], min(_NUDGE_SECONDS, left))
+                left -= _NUDGE_SECONDS
             if linger_seconds is not None:
-                select.select([], [], [], max(0.0, linger_seconds - waited))
                 os._exit(LINGERED_EXIT_CODE)
         finally:
             with self._ended:

@@ -187,6 +187,34 @@ def test_a_signal_that_the_main_thread_sleeps_through_is_heard(number: signal.Si
         assert program.errors() == ""
 
 
+@pytest.mark.parametrize("how", ["a signal", "the parent's death"])
+def test_an_interruption_that_a_finaliser_swallowed_is_said_again(how: str) -> None:
+    """What a handler raises while a destructor runs is dropped by Python; the body is interrupted all the same."""
+    source = """
+        import os, signal, sys, time
+        from tidelock.child import lifeline
+
+        class Closing:
+            def __del__(self):
+                print("closing", flush=True)
+                time.sleep(1000)
+
+        with lifeline() as life:
+            Closing()
+            signal.pause()
+        print("farewell", life.reason, flush=True)
+    """
+    with Program(source) as program:
+        assert program.line() == "closing"
+        if how == "a signal":
+            program.signal(signal.SIGTERM)
+        else:
+            program.cut_lifeline()
+        assert program.line() == ("farewell SIGTERM" if how == "a signal" else "farewell parent-death")
+        assert program.ended() == 0
+        assert program.errors() == ""
+
+
 def test_a_wait_that_sleeps_through_a_signal_is_ended() -> None:
     """``life.wait()`` with ``interrupt=False``: the signal went to another thread, and the wait hears of it."""
     source = """
