@@ -30,7 +30,8 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from tidelock.child import lifeline
 with lifeline():
-    open(sys.argv[1], "w").write("x")
+    with open(sys.argv[1], "w") as fifo:  # closed here: what a signal raises in a file's destructor, Python drops
+        fifo.write("x")
     __import__("signal").pause()
 """
 KINDS: dict[str, list[str]] = {
