@@ -2,6 +2,7 @@
 
 import argparse
 import shutil
+import signal
 import sys
 
 from rich.console import Console
@@ -21,6 +22,9 @@ from bench.store import Key, Store
 def main() -> int:
     """Do what the arguments ask for."""
     asked = _arguments()
+    # A shell's background job ignores these; workers would inherit that, and undoing it costs a launcher per start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     console = Console(highlight=False)
     # Quick numbers are a smoke test: they neither resume nor replace a full run, and the published page stays.
     store = Store(WORK / "quick-results" if asked.quick else RESULTS)
