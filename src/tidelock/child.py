@@ -355,11 +355,14 @@ class _Watch:
             if not self._seen:
                 return
             died()
-            left = 1.0 if linger_seconds is None else linger_seconds
+            # Without a body that can be nudged there is nothing to do but to wait.
+            can_nudge = heard_fd >= 0
+            left = linger_seconds if linger_seconds is not None else _NUDGES * _NUDGE_SECONDS * can_nudge
+            step = _NUDGE_SECONDS if can_nudge else left
             while left > 0:
                 self._nudge()
-                select.select([], [], [], min(_NUDGE_SECONDS, left))
-                left -= _NUDGE_SECONDS
+                select.select([], [], [], min(step, left))
+                left -= step
             if linger_seconds is not None:
                 os._exit(LINGERED_EXIT_CODE)
         finally:
