@@ -69,7 +69,7 @@ _Run: TypeAlias = Sequence[str | PurePath] | WorkerSpec | None
 Workers: TypeAlias = Mapping[str, _Run] | Mapping[int, _Run] | Mapping[str | int, _Run]
 """What :meth:`AsyncDeck.start_many` takes; spelled out, because a mapping's type is strict about its keys."""
 
-_GROUP: Final = 64  # starts that share their commits; the loop is away for as long as they take, about 30 ms
+_GROUP: Final = 64  # starts that share the commit of their intents
 
 ALL_LAYERS: Final = frozenset({"L1", "L2", "L3", "L4"})
 """The four layers of a bound worker; tests switch some off to show that each holds alone."""
@@ -274,12 +274,8 @@ class AsyncDeck:
         another spec :class:`SpecChanged` is raised unless ``replace`` is true.
         """
         key = worker_name(name)
-        if command is None and fields:
-            raise SpecError("command", None, "a command, when other fields are given")
-        spec = None if command is None else WorkerSpec.of(command, **fields)
+        spec = self._checked_spec("command", command, fields)
         parts = self._parts()
-        if spec is not None:
-            parts.engine.check(spec)
         verb = self._start(key, spec, may_replace=replace)
         # A start that has nobody to stop first is over in one go: there is nothing in it to be interrupted.
         return await (self._to_its_end(verb) if key in parts.workers else verb)
@@ -306,17 +302,11 @@ class AsyncDeck:
         are raised together as an :class:`ExceptionGroup`.
         """
         wanted: dict[WorkerName, WorkerSpec | None] = {}
-        parts = self._parts()
         for name, command in workers.items():
             key = worker_name(name)
             if key in wanted:
                 raise SpecError("workers", key, "each name once")
-            if command is None and fields:
-                raise SpecError(f"workers[{key!r}]", None, "a command, when other fields are given")
-            spec = None if command is None else WorkerSpec.of(command, **fields)
-            if spec is not None:
-                parts.engine.check(spec)
-            wanted[key] = spec
+            wanted[key] = self._checked_spec(f"workers[{key!r}]", command, fields)
         return await self._to_its_end(self._start_many(wanted, progress, may_replace=replace))
 
     async def _start_many(
@@ -362,7 +352,7 @@ class AsyncDeck:
     ) -> dict[WorkerName, WorkerStatus | BaseException]:
         """Start some workers with one commit before and one after; each has its own answer."""
         parts = self._parts()
-        async with parts.turns.of_all(wanted) if len(wanted) > 1 else parts.turns.of(next(iter(wanted))):
+        async with parts.turns.of_all(wanted):
             self._parts()
             new: builtins.list[Worker] = []
             try:
@@ -577,6 +567,16 @@ class AsyncDeck:
         return layers_of(worker, bound, guardian_pid=parts.guardian.pid, layers=self._layers)
 
     # --- starting, as a verb ------------------------------------------------------------------------------------
+
+    def _checked_spec(self, field: str, command: _Run, fields: Mapping[str, Any]) -> WorkerSpec | None:
+        """What the caller typed, refused before anything is written if it cannot be had; None: the worker as known."""
+        if command is None:
+            if fields:
+                raise SpecError(field, None, "a command, when other fields are given")
+            return None
+        spec = WorkerSpec.of(command, **fields)
+        self._parts().engine.check(spec)
+        return spec
 
     async def _made_ready(
         self, wanted: Mapping[WorkerName, WorkerSpec | None], new: builtins.list[Worker], *, may_replace: bool
