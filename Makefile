@@ -22,7 +22,7 @@ help: ## this list
 
 demo: ## three sample users, the page, and a guided kill -9
 	@scripts/setup
-	@$(BIN)/tidelock demo $(ARGS)
+	@$(BIN)/everdeck demo $(ARGS)
 
 test: ## every test, against the code that the wheel holds (about 9 minutes on two busy cores)
 	@scripts/setup $(TEST_PROGRAMS)
@@ -33,7 +33,7 @@ check: ## what a change must pass before it is sent: format, lint, types, layers
 	@scripts/setup
 	@scripts/check
 
-bench: ## Tidelock beside its peers and the bare kernel; writes docs/benchmarks.md
+bench: ## Everdeck beside its peers and the bare kernel; writes docs/benchmarks.md
 	@scripts/setup $(BENCH_PROGRAMS)
 	@$(BIN)/python -m bench $(ARGS)
 
@@ -43,11 +43,11 @@ chaos: ## random SIGKILLs of owner and workers: make chaos SECONDS=60 SEED=7
 
 docs-img: ## the screenshots in docs/img, taken from a real daemon by a real browser
 	@scripts/setup $(TEST_PROGRAMS)
-	@TIDELOCK_SCREENSHOTS=docs/img $(BIN)/python -m pytest tests/browser -k screenshot $(ARGS)
+	@EVERDECK_SCREENSHOTS=docs/img $(BIN)/python -m pytest tests/browser -k screenshot $(ARGS)
 
 setup: ## only the set-up, with everything that the tests can use
 	@scripts/setup $(TEST_PROGRAMS)
 
-clean: ## remove what the other targets made (not .tidelock: that is a deck)
+clean: ## remove what the other targets made (not .everdeck: that is a deck)
 	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis bench/work
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Tidelock beside its peers and beside the bare kernel, measured in one run on whatever machine this is.
+"""Everdeck beside its peers and beside the bare kernel, measured in one run on whatever machine this is.
 
 ``python -m bench`` installs the peers below ``bench/work``, runs every measurement in a process tree of its own,
 keeps the raw numbers in ``bench/results`` (one JSON file per measurement, so a run can be resumed) and writes

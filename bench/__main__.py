@@ -58,7 +58,7 @@ def _measure(keys: list[Key], store: Store, choice: Choice, console: Console) ->
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure Tidelock beside its peers.")
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure Everdeck beside its peers.")
     parser.add_argument("--quick", action="store_true", help="small sizes, one sample each: under three minutes")
     parser.add_argument("--only", action="append", default=[], choices=list(MEASURES), help="this measure (repeatable)")
     parser.add_argument(

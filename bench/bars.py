@@ -37,13 +37,13 @@ Verdict = tuple[str, bool]
 
 
 def _spawn_against_popen(results: Results) -> Verdict:
-    size = _largest(results, ("tidelock", "popen"))
-    ratio = _spawn(results, "tidelock", size) / _spawn(results, "popen", size)
+    size = _largest(results, ("everdeck", "popen"))
+    ratio = _spawn(results, "everdeck", size) / _spawn(results, "popen", size)
     return f"{ratio:.2f} ×{_at(size)}", ratio <= 1.5
 
 
 def _spawn_flat(results: Results) -> Verdict:
-    per_worker = {size: _spawn(results, "tidelock", size) / size for size in (100, 1000, 5000)}
+    per_worker = {size: _spawn(results, "everdeck", size) / size for size in (100, 1000, 5000)}
     bare = {size: _spawn(results, "popen", size) / size for size in (100, 5000)}
     growth, bare_growth = per_worker[5000] / per_worker[100], bare[5000] / bare[100]
     text = ", ".join(f"{size:,}: {value:.3f} ms" for size, value in per_worker.items())
@@ -52,15 +52,15 @@ def _spawn_flat(results: Results) -> Verdict:
 
 
 def _spawn_against_peers(results: Results) -> Verdict:
-    size = _largest(results, ("tidelock", *_MANAGERS))
+    size = _largest(results, ("everdeck", *_MANAGERS))
     peers = {name: _spawn(results, name, size) for name in _MANAGERS}
     fastest = min(peers, key=lambda name: peers[name])
-    ratio = _spawn(results, "tidelock", size) / peers[fastest]
+    ratio = _spawn(results, "everdeck", size) / peers[fastest]
     return f"{ratio:.2f} × {fastest}{_at(size)}", ratio <= 0.5
 
 
 def _replacement(results: Results) -> Verdict:
-    ours = _delay(results, "tidelock")
+    ours = _delay(results, "everdeck")
     ratio = ours / _delay(results, "popen")
     others = {name: _delay(results, name) for name in _MANAGERS if Key("restart", name, 100) in results}
     faster = [name for name, other in others.items() if other <= ours]
@@ -69,32 +69,32 @@ def _replacement(results: Results) -> Verdict:
 
 
 def _idle(results: Results) -> Verdict:
-    switches = {name: _only(results, Key("idle", name, 1000), "switches") for name in ("tidelock", "tidelock-daemon")}
+    switches = {name: _only(results, Key("idle", name, 1000), "switches") for name in ("everdeck", "everdeck-daemon")}
     text = ", ".join(f"{name}: {value:.0f}" for name, value in switches.items())
     return text, not any(switches.values())
 
 
 def _memory_per_worker(results: Results) -> Verdict:
-    result = results[Key("spawn", "tidelock", 1000)]
+    result = results[Key("spawn", "everdeck", 1000)]
     grown = (result.median("pss_full") - result.median("pss_empty")) / 1000 / 1024
     return f"{grown:.1f} KiB", grown <= 4
 
 
 def _memory_of_daemon(results: Results) -> Verdict:
-    megabytes = results[Key("spawn", "tidelock-daemon", 1000)].median("pss_full") / 1e6
+    megabytes = results[Key("spawn", "everdeck-daemon", 1000)].median("pss_full") / 1e6
     return f"{megabytes:.1f} MB", megabytes < 45
 
 
 def _stop_hundred(results: Results) -> Verdict:
-    ratio = _only(results, Key("spawn", "tidelock", 100), "stop_ms") / _only(
+    ratio = _only(results, Key("spawn", "everdeck", 100), "stop_ms") / _only(
         results, Key("spawn", "popen", 100), "stop_ms"
     )
     return f"{ratio:.1f} ×", ratio <= 5
 
 
 def _adoption(results: Results) -> Verdict:
-    sizes = [size for size in (100, 1000, 5000) if Key("adopt", "tidelock", size) in results]
-    each = {size: _only(results, Key("adopt", "tidelock", size), "open_ms") / size for size in sizes}
+    sizes = [size for size in (100, 1000, 5000) if Key("adopt", "everdeck", size) in results]
+    each = {size: _only(results, Key("adopt", "everdeck", size), "open_ms") / size for size in sizes}
     text = ", ".join(f"{size:,}: {value:.3f} ms" for size, value in each.items())
     return text, each[1000] <= 0.3 and each[sizes[-1]] <= 1.5 * each[sizes[0]]
 
@@ -102,7 +102,7 @@ def _adoption(results: Results) -> Verdict:
 def _manager_killed(results: Results) -> Verdict:
     names = ("duplicates", "lost", "not_stoppable")
     counts = {
-        name: sum(_only(results, Key("crash", "tidelock", 50, how), name) for how in ("plain", "talk"))
+        name: sum(_only(results, Key("crash", "everdeck", 50, how), name) for how in ("plain", "talk"))
         for name in names
     }
     text = ", ".join(f"{value:.0f} {name.replace('_', ' ')}" for name, value in counts.items())
@@ -110,7 +110,7 @@ def _manager_killed(results: Results) -> Verdict:
 
 
 def _logs(results: Results) -> Verdict:
-    ours, plain = (results[Key("logs", name, 2_000_000, "lines")] for name in ("tidelock", "popen"))
+    ours, plain = (results[Key("logs", name, 2_000_000, "lines")] for name in ("everdeck", "popen"))
     ratio = ours.median("mb_per_second") / plain.median("mb_per_second")
     lost = max(ours.values("lost"))
     return f"{ratio:.2f}, {lost:.0f} lost", ratio >= 0.9 and lost == 0

@@ -15,7 +15,7 @@ def remove_cgroups(state_dir: Path) -> None:
     with contextlib.closing(sqlite3.connect(registry)) as connection:
         row = connection.execute("SELECT value FROM meta WHERE key = 'deck_id'").fetchone()
     for mount in _MOUNTS if row is not None else ():
-        home = mount / _own_cgroup() / f"tidelock-{row[0]}"
+        home = mount / _own_cgroup() / f"everdeck-{row[0]}"
         with contextlib.suppress(OSError):  # not there, or removed meanwhile
             for directory in (*home.iterdir(), home):
                 with contextlib.suppress(OSError):  # a file of the kernel's, or a process is still inside

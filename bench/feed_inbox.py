@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tidelock.feed import Dispatcher, Inbox, Record
+from everdeck.feed import Dispatcher, Inbox, Record
 
 BATCH = 100
 KEYS = 1000

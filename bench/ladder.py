@@ -2,7 +2,7 @@
 
 ``python bench/ladder.py [--workers 300] [--rounds 5]``
 
-Each rung is the loop below it plus one step, written as tightly as Python allows and without any of Tidelock's code,
+Each rung is the loop below it plus one step, written as tightly as Python allows and without any of Everdeck's code,
 so the last rung is the price at which a start with all guarantees could be had; what the deck takes above it is ours.
 The rungs are taken in turn, round after round, and the median of the rounds is shown.
 """

@@ -224,7 +224,7 @@ class Measure:
 
 
 # In three minutes everybody is started once, and these few show what the other measurements look like.
-_QUICK = frozenset({"popen", "tidelock", "tidelock-daemon", "s6", "supervisor"})
+_QUICK = frozenset({"popen", "everdeck", "everdeck-daemon", "s6", "supervisor"})
 
 
 def _if_not_too_many(driver: type[Driver], _variant: str, count: int, _quick: bool) -> bool:

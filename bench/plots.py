@@ -15,10 +15,10 @@ import matplotlib.pyplot as plt
 _COLOURS = {
     "posix_spawn": "#9e9e9e",
     "popen": "#616161",
-    "tidelock": "#00695c",
-    "tidelock-each": "#4db6ac",
-    "tidelock-sync": "#26a69a",
-    "tidelock-daemon": "#80cbc4",
+    "everdeck": "#00695c",
+    "everdeck-each": "#4db6ac",
+    "everdeck-sync": "#26a69a",
+    "everdeck-daemon": "#80cbc4",
     "s6": "#1565c0",
     "runit": "#42a5f5",
     "supervisor": "#ef6c00",
@@ -30,7 +30,7 @@ _COLOURS = {
 _MARKS = "os^vD<>phX*d"
 
 # The same input gives the same file: element ids are hashed with this instead of with a random number.
-mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "tidelock", "font.size": 9, "font.family": "sans-serif"})
+mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "everdeck", "font.size": 9, "font.family": "sans-serif"})
 
 
 def growth(
@@ -48,7 +48,7 @@ def growth(
         middle = [sorted(points[size])[len(points[size]) // 2] for size in sizes]
         colour = _COLOURS.get(name, "#000000")
         mark = _MARKS[list(_COLOURS).index(name) % len(_MARKS)] if name in _COLOURS else "o"
-        wide = 2.4 if name.startswith("tidelock") else 1.2
+        wide = 2.4 if name.startswith("everdeck") else 1.2
         axes.plot(sizes, middle, marker=mark, markersize=4.5, linewidth=wide, color=colour, label=name)
         low, high = [min(points[size]) for size in sizes], [max(points[size]) for size in sizes]
         axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -92,5 +92,5 @@ def _finish(figure: Figure, axes: Axes, title: str, path: Path, *, legend: bool 
     if legend:
         axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5))
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": "tidelock bench"})
+    figure.savefig(path, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": "everdeck bench"})
     plt.close(figure)

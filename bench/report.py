@@ -297,7 +297,7 @@ def _written(key: Key) -> str:
 
 
 def _name(driver: str) -> str:
-    return f"**{driver}**" if driver.startswith("tidelock") else driver
+    return f"**{driver}**" if driver.startswith("everdeck") else driver
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

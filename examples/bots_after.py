@@ -5,7 +5,7 @@ Run it twice: the second run shows the pids of the first. ``python examples/bots
 
 import sys
 
-from tidelock import Deck, Restart
+from everdeck import Deck, Restart
 
 BOT = [sys.executable, "-c", "import signal; signal.pause()"]
 

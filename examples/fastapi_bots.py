@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, HTTPException
 
-from tidelock import AsyncDeck, TidelockError, UnknownWorker, WorkerStatus
+from everdeck import AsyncDeck, EverdeckError, UnknownWorker, WorkerStatus
 
 BOT = [sys.executable, "-c", "import signal; signal.pause()"]
 
@@ -32,7 +32,7 @@ def shown(status: WorkerStatus) -> dict[str, object]:
 async def start(user: str) -> dict[str, object]:
     try:
         return shown(await app.state.deck.start(user, BOT, env={"BOT_USER": user}))
-    except TidelockError as error:
+    except EverdeckError as error:
         raise HTTPException(400, str(error)) from error
 
 

@@ -29,8 +29,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tidelock import Deck, Restart, TidelockError
-from tidelock.child import DIR_ENV
+from everdeck import Deck, EverdeckError, Restart
+from everdeck.child import DIR_ENV
 
 WORKERS = 12
 SETTLE_SECONDS = 60
@@ -58,7 +58,7 @@ class Report:
 
 def run(seconds: float, seed: int) -> Report:
     """Kill for so many seconds, then check; leaves nothing behind."""
-    state = Path(tempfile.mkdtemp(prefix="tidelock-chaos-"))
+    state = Path(tempfile.mkdtemp(prefix="everdeck-chaos-"))
     report = Report()
     watcher = Watcher(state, report)
     try:
@@ -115,7 +115,7 @@ def _own(state: Path, seed: int) -> None:
         while True:
             name = f"user-{choice.randrange(WORKERS)}"
             verb = choice.choice(["start", "start", "start", "stop", "restart", "remove"])
-            with contextlib.suppress(TidelockError, LookupError):
+            with contextlib.suppress(EverdeckError, LookupError):
                 if verb == "start":
                     deck.start(name, ["sleep", "100000"], restart=POLICY)
                 else:

@@ -28,7 +28,7 @@ GRACE_SECONDS = 1.0
 LIFELINE = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from tidelock.child import lifeline
+from everdeck.child import lifeline
 with lifeline():
     with open(sys.argv[1], "w") as fifo:  # closed here: what a signal raises in a file's destructor, Python drops
         fifo.write("x")
@@ -41,8 +41,8 @@ KINDS: dict[str, list[str]] = {
 }
 OWNER = """
 import asyncio, json, re, sys
-from tidelock.deck import AsyncDeck
-from tidelock.model import Stop
+from everdeck.deck import AsyncDeck
+from everdeck.model import Stop
 
 async def main():
     state, workers, grace, *command = sys.argv[1:]
@@ -105,7 +105,7 @@ def main() -> None:
         number = trials if "deaf" not in kind else max(3, trials // 10)
         seen = []
         for _ in range(number):
-            with tempfile.TemporaryDirectory(prefix="tidelock-bench-") as directory:
+            with tempfile.TemporaryDirectory(prefix="everdeck-bench-") as directory:
                 seen.append(trial(kind, workers, Path(directory)))
         results["kinds"][kind] = _summary(seen)
         print(_line(kind, results["kinds"][kind]), flush=True)

@@ -2,13 +2,13 @@
 
 from bench.drivers.circus import Circus
 from bench.drivers.driver import Driver
+from bench.drivers.everdeck import Daemon, Facade, Library, OneByOne
 from bench.drivers.honcho import Honcho
 from bench.drivers.limits import Popen, PosixSpawn
 from bench.drivers.pm2 import Pm2
 from bench.drivers.runit import Runit
 from bench.drivers.s6 import S6
 from bench.drivers.supervisor import Supervisor
-from bench.drivers.tidelock import Daemon, Facade, Library, OneByOne
 from bench.drivers.workerdeck import WorkerDeck
 
 DRIVERS: dict[str, type[Driver]] = {

@@ -1,4 +1,4 @@
-"""Tidelock, measured as a library (async and synchronous) and as a daemon."""
+"""Everdeck, measured as a library (async and synchronous) and as a daemon."""
 
 import sys
 import time
@@ -14,7 +14,7 @@ from bench.plan import Plan
 class Library(Hosted):
     """``AsyncDeck`` in a process of its own, all guarantees on."""
 
-    name = "tidelock"
+    name = "everdeck"
     kind: ClassVar[Kind] = "library"
     about = "`AsyncDeck`, `start_many` and `stop_all`, defaults but `backoff_seconds=0`"
     host = "deck_host"
@@ -29,7 +29,7 @@ class Library(Hosted):
 class OneByOne(Library):
     """``AsyncDeck``, one start after another, each with its own two commits."""
 
-    name = "tidelock-each"
+    name = "everdeck-each"
     about = "`AsyncDeck`, one `await deck.start(…)` after another"
     # Only its start differs.
     restarts = False
@@ -43,7 +43,7 @@ class OneByOne(Library):
 class Facade(Library):
     """``Deck``, the synchronous facade."""
 
-    name = "tidelock-sync"
+    name = "everdeck-sync"
     about = "`Deck`, the synchronous facade, one `deck.start(…)` after another"
 
     def __init__(self, plan: Plan) -> None:
@@ -51,25 +51,25 @@ class Facade(Library):
 
 
 class Daemon(Driver):
-    """``tidelock up``, asked over its socket."""
+    """``everdeck up``, asked over its socket."""
 
-    name = "tidelock-daemon"
+    name = "everdeck-daemon"
     kind: ClassVar[Kind] = "daemon"
-    about = "`tidelock up`; one `apply` with all workers over `deck.sock`; one request to stop all"
+    about = "`everdeck up`; one `apply` with all workers over `deck.sock`; one request to stop all"
     adopts = True
     keeps_logs = True
 
     def up(self) -> None:
         """Start the daemon and wait until it answers."""
-        from tidelock.client import Client  # noqa: PLC0415 - the harness works, for peers, without the daemon's parts
+        from everdeck.client import Client  # noqa: PLC0415 - the harness works, for peers, without the daemon's parts
 
         state = self.plan.directory / "state"
-        self.launch([Path(sys.executable).with_name("tidelock"), "--state", state, "up", "--listen", "127.0.0.1:0"])
+        self.launch([Path(sys.executable).with_name("everdeck"), "--state", state, "up", "--listen", "127.0.0.1:0"])
         self._client = Client(state, timeout_seconds=300)
         wait_until(self._answers, "the daemon's socket", 60)
 
     def start(self) -> Span:
-        """One request for all, as ``tidelock apply`` sends it."""
+        """One request for all, as ``everdeck apply`` sends it."""
         fields: dict[str, Any] = {
             "restart": {"policy": "on-failure", "backoff_seconds": 0},
             "stop": {"grace_seconds": self.plan.grace_seconds},
@@ -99,17 +99,17 @@ class Daemon(Driver):
         return worker_output(self.plan, name)
 
     def _answers(self) -> bool:
-        from tidelock.errors import TidelockError  # noqa: PLC0415 - as above
+        from everdeck.errors import EverdeckError  # noqa: PLC0415 - as above
 
         try:
             self._client.document("GET", "/healthz")
-        except (OSError, TidelockError):
+        except (OSError, EverdeckError):
             return False
         return True
 
 
 def worker_output(plan: Plan, name: str) -> bytes:
     """Everything below a worker's ``log/``, in order: archives break at disk blocks, not at lines."""
-    from tidelock.kernel.logreader import raw  # noqa: PLC0415 - as above
+    from everdeck.kernel.logreader import raw  # noqa: PLC0415 - as above
 
     return b"".join(raw(plan.directory / "state" / "workers" / name / "log"))

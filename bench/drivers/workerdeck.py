@@ -1,4 +1,4 @@
-"""workerdeck: the library whose idea Tidelock shares."""
+"""workerdeck: the library whose idea Everdeck shares."""
 
 from pathlib import Path
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
+from everdeck.testing.telegram import TelegramServer, text_update
 from support.tg_bots import BotProcess
-from tidelock.testing.telegram import TelegramServer, text_update
 
 COUNT = 300
 
@@ -110,7 +110,7 @@ def _come(server: TelegramServer, ids: list[int], pause: float) -> None:
 
 
 def _in_flight(database: Path) -> int:
-    (count,) = _read(database, "SELECT count(*) FROM tidelock_item WHERE state = 1")[0]
+    (count,) = _read(database, "SELECT count(*) FROM everdeck_item WHERE state = 1")[0]
     return int(count)
 
 

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import psutil
 
+from everdeck.testing.telegram import TelegramServer, text_update
 from support.tg_bots import BotProcess, Handled
-from tidelock.testing.telegram import TelegramServer, text_update
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tidelock's library: an ``AsyncDeck``, or with ``$BENCH_DECK=facade`` the synchronous ``Deck``."""
+"""Everdeck's library: an ``AsyncDeck``, or with ``$BENCH_DECK=facade`` the synchronous ``Deck``."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.hosts.protocol import answer, channel, read_requests, timed
-from tidelock import AsyncDeck, Deck, Log, Restart, Stop
+from everdeck import AsyncDeck, Deck, Log, Restart, Stop
 
 
 def fields_of(request: dict[str, Any]) -> dict[str, Any]:

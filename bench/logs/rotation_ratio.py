@@ -1,4 +1,4 @@
-"""What rotation costs the writer: its speed with Tidelock rotating, divided by its speed into a plain file.
+"""What rotation costs the writer: its speed with Everdeck rotating, divided by its speed into a plain file.
 
 ``python bench/logs/rotation_ratio.py [--megabytes 200] [--rounds 5]``
 
@@ -22,9 +22,9 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tidelock.deck.logs import LogKeeper
-from tidelock.kernel import logfiles, logreader
-from tidelock.model import Log
+from everdeck.deck.logs import LogKeeper
+from everdeck.kernel import logfiles, logreader
+from everdeck.model import Log
 
 _WRITER = r"""
 #include <stdio.h>
@@ -72,7 +72,7 @@ def main() -> None:
     if asked.keep_log is not None:
         asyncio.run(_keep(asked.keep_log, compress=asked.compress))
         return
-    place = Path(tempfile.mkdtemp(prefix="tidelock-bench-logs-", dir=asked.place))
+    place = Path(tempfile.mkdtemp(prefix="everdeck-bench-logs-", dir=asked.place))
     try:
         (place / "writer.c").write_text(_WRITER)
         subprocess.run(["cc", "-O2", "-o", place / "writer", place / "writer.c"], check=True)

@@ -59,7 +59,7 @@ def main() -> None:
 
 @contextmanager
 def _daemon(workers: int) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    folder = Path(tempfile.mkdtemp(prefix="tidelock-page-"))
+    folder = Path(tempfile.mkdtemp(prefix="everdeck-page-"))
     command = [sys.executable, str(CROWD), str(folder / "state"), str(PORT), str(workers)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

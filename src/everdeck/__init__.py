@@ -1,7 +1,7 @@
-"""Tidelock: one long-lived process per user on one box.
+"""Everdeck: one long-lived process per user on one box.
 
 The public names are loaded when they are first used (PEP 562), so that a worker which imports only
-``tidelock.child`` loads neither asyncio nor sqlite3 nor the deck.
+``everdeck.child`` loads neither asyncio nor sqlite3 nor the deck.
 """
 
 from importlib import import_module
@@ -10,39 +10,39 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "AsyncDeck": "tidelock.deck",
-    "Deck": "tidelock.deck",
-    "Containment": "tidelock.model",
-    "Event": "tidelock.model",
-    "EventKind": "tidelock.model",
-    "Exited": "tidelock.model",
-    "Health": "tidelock.model",
-    "Killed": "tidelock.model",
-    "Limits": "tidelock.model",
-    "Log": "tidelock.model",
-    "Restart": "tidelock.model",
-    "Secret": "tidelock.model",
-    "State": "tidelock.model",
-    "Stop": "tidelock.model",
-    "UnknownExit": "tidelock.model",
-    "WorkerSpec": "tidelock.model",
-    "WorkerStatus": "tidelock.model",
-    "TidelockError": "tidelock.errors",
-    "SpecError": "tidelock.errors",
-    "NameRefused": "tidelock.errors",
-    "LimitUnavailable": "tidelock.errors",
-    "SpecChanged": "tidelock.errors",
-    "UnknownWorker": "tidelock.errors",
-    "LockConflict": "tidelock.errors",
-    "StopFailed": "tidelock.errors",
-    "WorkerFailed": "tidelock.errors",
-    "DeckOwned": "tidelock.errors",
-    "DeckClosed": "tidelock.errors",
+    "AsyncDeck": "everdeck.deck",
+    "Deck": "everdeck.deck",
+    "Containment": "everdeck.model",
+    "Event": "everdeck.model",
+    "EventKind": "everdeck.model",
+    "Exited": "everdeck.model",
+    "Health": "everdeck.model",
+    "Killed": "everdeck.model",
+    "Limits": "everdeck.model",
+    "Log": "everdeck.model",
+    "Restart": "everdeck.model",
+    "Secret": "everdeck.model",
+    "State": "everdeck.model",
+    "Stop": "everdeck.model",
+    "UnknownExit": "everdeck.model",
+    "WorkerSpec": "everdeck.model",
+    "WorkerStatus": "everdeck.model",
+    "EverdeckError": "everdeck.errors",
+    "SpecError": "everdeck.errors",
+    "NameRefused": "everdeck.errors",
+    "LimitUnavailable": "everdeck.errors",
+    "SpecChanged": "everdeck.errors",
+    "UnknownWorker": "everdeck.errors",
+    "LockConflict": "everdeck.errors",
+    "StopFailed": "everdeck.errors",
+    "WorkerFailed": "everdeck.errors",
+    "DeckOwned": "everdeck.errors",
+    "DeckClosed": "everdeck.errors",
 }
 
 if TYPE_CHECKING:
-    from tidelock.deck import AsyncDeck as AsyncDeck, Deck as Deck
-    from tidelock.errors import (
+    from everdeck.deck import AsyncDeck as AsyncDeck, Deck as Deck
+    from everdeck.errors import (
         DeckClosed as DeckClosed,
         DeckOwned as DeckOwned,
         LimitUnavailable as LimitUnavailable,
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
         SpecChanged as SpecChanged,
         SpecError as SpecError,
         StopFailed as StopFailed,
-        TidelockError as TidelockError,
+        EverdeckError as EverdeckError,
         UnknownWorker as UnknownWorker,
         WorkerFailed as WorkerFailed,
     )
-    from tidelock.model import (
+    from everdeck.model import (
         Containment as Containment,
         Event as Event,
         EventKind as EventKind,
@@ -80,7 +80,7 @@ def __getattr__(name: str) -> Any:
     try:
         home = _HOME[name]
     except KeyError:
-        raise AttributeError(f"module 'tidelock' has no attribute {name!r}") from None
+        raise AttributeError(f"module 'everdeck' has no attribute {name!r}") from None
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

@@ -1,10 +1,10 @@
 """For workers: leave when the parent dies, say when you are ready, run once.
 
-This file is the worker's side of Tidelock. It stands alone: standard library only, no other module of the
+This file is the worker's side of Everdeck. It stands alone: standard library only, no other module of the
 package, and neither asyncio nor threading is loaded unless the program loaded it, so a project that does not
 want the dependency can copy it as one file.
 
-    from tidelock.child import lifeline
+    from everdeck.child import lifeline
 
     async with lifeline():                  # asyncio, trio, anyio: the body is cancelled
         await poll_forever()
@@ -17,7 +17,7 @@ however the owner dies, so end-of-file means "the parent is gone" and cannot be 
 (pipe(7), poll(2) POLLHUP). A thread of its own waits for that: it costs no wake-ups, works under every event
 loop and under none, and is not held up by a body that blocks.
 
-Without Tidelock (none of the variables below is set) nothing here does harm: there is no lifeline to watch,
+Without Everdeck (none of the variables below is set) nothing here does harm: there is no lifeline to watch,
 :func:`notify` says False, the watchdog has nothing to ping. SIGTERM and SIGINT end the body all the same.
 """
 
@@ -34,17 +34,17 @@ from collections.abc import Awaitable, Callable
 from types import FrameType, TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
-WORKER_ENV: Final = "TIDELOCK_WORKER"
-DIR_ENV: Final = "TIDELOCK_DIR"
-COOKIE_ENV: Final = "TIDELOCK_COOKIE"
-LIFELINE_FD_ENV: Final = "TIDELOCK_LIFELINE_FD"
+WORKER_ENV: Final = "EVERDECK_WORKER"
+DIR_ENV: Final = "EVERDECK_DIR"
+COOKIE_ENV: Final = "EVERDECK_COOKIE"
+LIFELINE_FD_ENV: Final = "EVERDECK_LIFELINE_FD"
 NOTIFY_SOCKET_ENV: Final = "NOTIFY_SOCKET"
 CREDENTIALS_DIRECTORY_ENV: Final = "CREDENTIALS_DIRECTORY"
 PORT_ENV: Final = "PORT"
 WATCHDOG_USEC_ENV: Final = "WATCHDOG_USEC"
 WATCHDOG_PID_ENV: Final = "WATCHDOG_PID"
-RUNTIME_DIR_ENV: Final = "TIDELOCK_RUNTIME_DIR"
-EVENT_FIELD: Final = "X_TIDELOCK_EVENT"
+RUNTIME_DIR_ENV: Final = "EVERDECK_RUNTIME_DIR"
+EVENT_FIELD: Final = "X_EVERDECK_EVENT"
 
 PARENT_DEATH: Final = "parent-death"
 ANOTHER_INSTANCE_EXIT_CODE: Final = 2
@@ -306,7 +306,7 @@ def on_parent_death(callback: Callable[[], None]) -> Callable[[], None]:
     """Call ``callback`` once, from a thread of its own, when the parent dies; at once if it is already dead.
 
     The answer takes the promise back. What the callback raises is reported by ``sys.unraisablehook``.
-    Without a lifeline (not started by Tidelock, or an adoptable worker) nothing is ever called.
+    Without a lifeline (not started by Everdeck, or an adoptable worker) nothing is ever called.
     """
     fd = _lifeline_fd()
     if fd is None:
@@ -688,7 +688,7 @@ def runtime_directory() -> str:
     """
     asked = os.environ.get(RUNTIME_DIR_ENV)
     uid = os.getuid()
-    path = asked or ("/run/tidelock" if uid == 0 and os.access("/run", os.W_OK) else f"/tmp/tidelock-{uid}")  # noqa: S108 - checked for its owner and mode below
+    path = asked or ("/run/everdeck" if uid == 0 and os.access("/run", os.W_OK) else f"/tmp/everdeck-{uid}")  # noqa: S108 - checked for its owner and mode below
     try:
         os.mkdir(path, 0o711)  # noqa: PTH102 - as above
     except FileExistsError:

@@ -1,7 +1,7 @@
 """Talk to the owner of a deck over ``STATE/deck.sock``: HTTP on a Unix socket, as small and as fast as it can be.
 
 The command line is made of this. It must start in a few tens of milliseconds, so only the standard library is loaded
-here; the values of :mod:`tidelock.model` are loaded when a typed answer is asked for.
+here; the values of :mod:`everdeck.model` are loaded when a typed answer is asked for.
 
 An AF_UNIX address holds 107 bytes. A deeper state directory is reached through /proc/self/fd/N/deck.sock of the opened
 directory, so its length does not matter. A socket file nobody listens on means that no owner runs (:class:`NoOwner`);
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from urllib.parse import quote, urlencode
 
-from tidelock.errors import ClientError, NoOwner, OwnerRefused
+from everdeck.errors import ClientError, NoOwner, OwnerRefused
 
 if TYPE_CHECKING:
-    from tidelock.model import Event, WorkerSpec, WorkerStatus
+    from everdeck.model import Event, WorkerSpec, WorkerStatus
 
     # Inside the class below, `list` is a verb.
     Events: TypeAlias = list[Event]
@@ -42,7 +42,7 @@ class Refusal(OwnerRefused):
     def __init__(self, problem: Mapping[str, Any]) -> None:
         self.problem = dict(problem)
         self.status = int(problem.get("status", 0))
-        self.kind = str(problem.get("type", "about:blank")).removeprefix("urn:tidelock:")
+        self.kind = str(problem.get("type", "about:blank")).removeprefix("urn:everdeck:")
         super().__init__(str(problem.get("detail") or problem.get("title") or "the owner refused"))
 
 
@@ -86,7 +86,7 @@ class Client:
 
     def list(self) -> "list[WorkerStatus]":
         """All workers."""
-        from tidelock.model import WorkerStatus  # noqa: PLC0415 - loaded only where a typed answer is wanted
+        from everdeck.model import WorkerStatus  # noqa: PLC0415 - loaded only where a typed answer is wanted
 
         found: list[WorkerStatus] = _typed(self.document("GET", "/api/v1/workers")["workers"], list[WorkerStatus])
         return found
@@ -106,7 +106,7 @@ class Client:
         """Start a new worker, or one that is known already (without a command)."""
         if command is None and not fields:
             return self._status("POST", _worker(name, "start"))
-        from tidelock.model import WorkerSpec  # noqa: PLC0415 - as above
+        from everdeck.model import WorkerSpec  # noqa: PLC0415 - as above
 
         spec = WorkerSpec.of(command if command is not None else (), **fields)
         return self._status("POST", "/api/v1/workers", {"name": name, "spec": _plain(spec)}, replace=int(replace))
@@ -138,7 +138,7 @@ class Client:
 
     def events(self, after: int = 0, limit: int = 1000, worker: str | None = None) -> "Events":
         """Events after that id, oldest first."""
-        from tidelock.model import Event  # noqa: PLC0415 - as above
+        from everdeck.model import Event  # noqa: PLC0415 - as above
 
         raw = self.document("GET", "/api/v1/events", after=after, limit=limit, worker=worker)
         found: Events = _typed(raw, Sequence[Event])
@@ -183,7 +183,7 @@ class Client:
         raise ClientError(_vanished(self._state_dir))
 
     def _status(self, method: str, path: str, body: Any = None, **query: Any) -> "WorkerStatus":
-        from tidelock.model import WorkerStatus  # noqa: PLC0415 - as above
+        from everdeck.model import WorkerStatus  # noqa: PLC0415 - as above
 
         status: WorkerStatus = _typed(self.document(method, path, body, **query), WorkerStatus)
         return status
@@ -252,7 +252,7 @@ class _UnixConnection(HTTPConnection):
 
 
 def _is_owned(state_dir: Path) -> bool:
-    from tidelock.kernel import flock  # noqa: PLC0415 - needed only when nobody answers
+    from everdeck.kernel import flock  # noqa: PLC0415 - needed only when nobody answers
 
     lock = state_dir / "deck.lock"
     return lock.exists() and flock.is_held(lock)
@@ -288,7 +288,7 @@ def _problem(response: HTTPResponse, raw: bytes) -> Mapping[str, Any]:
 def _vanished(state_dir: Path) -> str:
     return (
         f"the owner of {state_dir} went away before it answered; "
-        f"what it had done is recorded: look with `tidelock ps`, and start it with `tidelock up`"
+        f"what it had done is recorded: look with `everdeck ps`, and start it with `everdeck up`"
     )
 
 

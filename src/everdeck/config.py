@@ -1,4 +1,4 @@
-"""``tidelock.toml``: which workers there should be, and the templates they are made from.
+"""``everdeck.toml``: which workers there should be, and the templates they are made from.
 
 This file owns the shape of the configuration, its JSON Schema, and what a person is told when it is wrong:
 every problem at once, each with its line, its key and, where one is near, the key that was probably meant.
@@ -21,11 +21,11 @@ from typing import Annotated, Any, Final, get_args, get_type_hints
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tidelock.errors import ConfigRefused, NameRefused, SpecError
-from tidelock.model import Health, Lifetime, Limits, Log, Restart, Secret, Stop, WorkerSpec, worker_name
+from everdeck.errors import ConfigRefused, NameRefused, SpecError
+from everdeck.model import Health, Lifetime, Limits, Log, Restart, Secret, Stop, WorkerSpec, worker_name
 
-SCHEMA_ID: Final = "tidelock.schema.json"
-DEFAULT_FILE: Final = "tidelock.toml"
+SCHEMA_ID: Final = "everdeck.schema.json"
+DEFAULT_FILE: Final = "everdeck.toml"
 
 
 class SecretFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,7 +74,7 @@ class WorkerTable(_Table, frozen=True, forbid_unknown_fields=True):
 
 
 class ServerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[server]``: how the page and the API are served. Options of ``tidelock up`` win over it."""
+    """``[server]``: how the page and the API are served. Options of ``everdeck up`` win over it."""
 
     listen: Annotated[str, Meta(description="HOST:PORT of the page.")] | UnsetType = UNSET
     http: Annotated[bool, Meta(description="false: the Unix socket only.")] = True
@@ -87,7 +87,7 @@ class ServerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ConfigTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole of ``tidelock.toml``."""
+    """The whole of ``everdeck.toml``."""
 
     server: ServerTable = ServerTable()
     template: dict[str, TemplateTable] = {}
@@ -125,14 +125,14 @@ def parse(text: str, file: Path) -> Config:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of ``tidelock.toml``, for editors."""
+    """The JSON Schema of ``everdeck.toml``, for editors."""
     schema = msgspec.json.schema(ConfigTable)
     names = {"pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._\-@:+]{1,128}$"}
     schema["$defs"]["ConfigTable"]["properties"]["worker"]["propertyNames"] = names
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": SCHEMA_ID,
-        "title": "tidelock.toml",
+        "title": "everdeck.toml",
         **schema,
     }
 

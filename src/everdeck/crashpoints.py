@@ -1,11 +1,11 @@
 """Where a test may kill us.
 
 Between two steps that a crash may separate stands ``crash_point("verb.step")``. In production it is one
-comparison with ``None``. When the environment variable ``TIDELOCK_CRASH_AT`` names the point, the process
+comparison with ``None``. When the environment variable ``EVERDECK_CRASH_AT`` names the point, the process
 ends itself there with SIGKILL, which is what power loss of the process looks like to everybody else:
 no handler runs, no buffer is flushed.
 
-``TIDELOCK_CRASH_AT=start.spawned`` dies at the first visit, ``start.spawned:3`` at the third. The tests find
+``EVERDECK_CRASH_AT=start.spawned`` dies at the first visit, ``start.spawned:3`` at the third. The tests find
 every point by reading the source, so a new point is tested without being named anywhere else.
 """
 
@@ -13,7 +13,7 @@ import os
 import signal
 from typing import Final
 
-CRASH_AT_ENV: Final = "TIDELOCK_CRASH_AT"
+CRASH_AT_ENV: Final = "EVERDECK_CRASH_AT"
 
 
 def _armed() -> tuple[str | None, int]:

@@ -1,11 +1,11 @@
-"""Every error of Tidelock, one class per different reaction of the caller.
+"""Every error of Everdeck, one class per different reaction of the caller.
 
 ::
 
-    TidelockError
+    EverdeckError
     ├── SpecError               what was asked for is not valid; nothing was written        (also a ValueError)
     │   ├── NameRefused         the worker's name is not one we may use as a directory
-    │   ├── ConfigRefused       tidelock.toml has problems, each with line, key and suggestion; nothing was changed
+    │   ├── ConfigRefused       everdeck.toml has problems, each with line, key and suggestion; nothing was changed
     │   └── LimitUnavailable    a limit was asked for that this machine cannot enforce
     ├── SpecChanged             the worker runs with another spec; pass replace=True
     ├── UnknownWorker           no worker of that name in this deck                         (also a LookupError)
@@ -18,7 +18,7 @@
     │   ├── DeckClosed          the deck was closed, or this is a forked copy of it
     │   └── StateDirRefused     the state directory cannot be used (permission, read-only, not a directory)
     ├── RegistryError           the note to our later selves
-    │   ├── RegistryTooNew      written by a newer Tidelock; left untouched
+    │   ├── RegistryTooNew      written by a newer Everdeck; left untouched
     │   └── RegistryUnavailable disk full, read-only, locked: try again when the cause is gone
     ├── KernelError             the kernel said no
     │   ├── SpawnFailed         the program could not be executed; nothing was left behind
@@ -35,18 +35,18 @@
         ├── NoOwner             nobody owns the deck
         └── OwnerRefused        the owner answered with an error of its own
 
-Operating-system errors are translated once, in ``tidelock.kernel`` (processes, locks, pipes) and in the
+Operating-system errors are translated once, in ``everdeck.kernel`` (processes, locks, pipes) and in the
 stores (SQLite); everything above sees only this tree.
 """
 
 import os
 
 
-class TidelockError(Exception):
-    """Something in Tidelock went wrong; every error of this package is one of these."""
+class EverdeckError(Exception):
+    """Something in Everdeck went wrong; every error of this package is one of these."""
 
 
-class SpecError(TidelockError, ValueError):
+class SpecError(EverdeckError, ValueError):
     """A value was refused: which field, what was given, what is accepted."""
 
     def __init__(self, field: str, given: object, accepted: str) -> None:
@@ -74,7 +74,7 @@ class LimitUnavailable(SpecError):
     """This machine cannot enforce a limit that was asked for; it is refused rather than ignored."""
 
 
-class SpecChanged(TidelockError):
+class SpecChanged(EverdeckError):
     """The worker is known with another spec; nothing was changed."""
 
     def __init__(self, worker: str, fields: tuple[str, ...]) -> None:
@@ -86,7 +86,7 @@ class SpecChanged(TidelockError):
         )
 
 
-class UnknownWorker(TidelockError, LookupError):
+class UnknownWorker(EverdeckError, LookupError):
     """No worker of that name in this deck."""
 
     def __init__(self, worker: str, suggestions: tuple[str, ...] = ()) -> None:
@@ -96,7 +96,7 @@ class UnknownWorker(TidelockError, LookupError):
         super().__init__(f"no worker {worker!r} in this deck{hint}")
 
 
-class WorkerFailed(TidelockError):
+class WorkerFailed(EverdeckError):
     """The worker crashed too often; it waits for a person."""
 
     def __init__(self, worker: str, why: str) -> None:
@@ -104,7 +104,7 @@ class WorkerFailed(TidelockError):
         super().__init__(f"worker {worker!r} has failed ({why}); look at its log, then reset it to start it again")
 
 
-class LockConflict(TidelockError):
+class LockConflict(EverdeckError):
     """The worker's lock is held by a process that is not ours to adopt; a second copy was not started."""
 
     def __init__(self, worker: str, pid: int | None, command: str) -> None:
@@ -115,11 +115,11 @@ class LockConflict(TidelockError):
         super().__init__(f"worker {worker!r}: its lock is held by {holder}; a second copy was not started")
 
 
-class PortUnavailable(TidelockError):
+class PortUnavailable(EverdeckError):
     """No free port could be given to the worker, or its recorded port is taken by somebody else."""
 
 
-class StopFailed(TidelockError):
+class StopFailed(EverdeckError):
     """Parts of a worker's tree are alive after SIGKILL: in an uninterruptible call, or not ours to signal."""
 
     def __init__(self, worker: str, survivors: tuple[int, ...], why: str) -> None:
@@ -128,7 +128,7 @@ class StopFailed(TidelockError):
         super().__init__(f"worker {worker!r}: still alive after SIGKILL: {survivors or 'unknown holders'}: {why}")
 
 
-class DeckError(TidelockError):
+class DeckError(EverdeckError):
     """The deck as a whole cannot do what was asked."""
 
 
@@ -150,19 +150,19 @@ class StateDirRefused(DeckError):
     """The state directory cannot be used; the message says which path and why."""
 
 
-class RegistryError(TidelockError):
+class RegistryError(EverdeckError):
     """The registry cannot be read or written."""
 
 
 class RegistryTooNew(RegistryError):
-    """The registry was written by a newer Tidelock; it was left untouched."""
+    """The registry was written by a newer Everdeck; it was left untouched."""
 
 
 class RegistryUnavailable(RegistryError):
     """Disk full, read-only or locked. Running workers are untouched; try again when the cause is gone."""
 
 
-class KernelError(TidelockError):
+class KernelError(EverdeckError):
     """The kernel refused something."""
 
 
@@ -187,7 +187,7 @@ class ResourceExhausted(KernelError):
     """Out of file descriptors, processes or memory; the message says which limit and how to raise it."""
 
 
-class FeedError(TidelockError):
+class FeedError(EverdeckError):
     """The feed cannot go on."""
 
 
@@ -211,7 +211,7 @@ class FeedClosed(FeedError):
     """The feed, its inbox or its stream is not open, or is closing: nothing more is taken."""
 
 
-class ClientError(TidelockError):
+class ClientError(EverdeckError):
     """A verb that was sent to the owner did not come back with an answer."""
 
 

@@ -12,7 +12,7 @@ the environment, and for processes that dropped the cookie, that they are older 
 SIGKILL of the guardian alone harms nothing (the owner starts another); of guardian and owner together, the
 lifeline (L1), the lock (L2) and the next open (L4) remain.
 
-Run as ``python -m tidelock.guardian CHANNEL_FD STATE_DIR``; the directory is there to be read in ``ps``.
+Run as ``python -m everdeck.guardian CHANNEL_FD STATE_DIR``; the directory is there to be read in ``ps``.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from tidelock.errors import KernelError
-from tidelock.kernel import containment, flock
-from tidelock.kernel import identity as ids
-from tidelock.kernel.bound import Bind, Unbind, decode
-from tidelock.kernel.containment import Tree
-from tidelock.kernel.escalation import Outcome, Subject, stop_trees
-from tidelock.model import Identity
+from everdeck.errors import KernelError
+from everdeck.kernel import containment, flock
+from everdeck.kernel import identity as ids
+from everdeck.kernel.bound import Bind, Unbind, decode
+from everdeck.kernel.containment import Tree
+from everdeck.kernel.escalation import Outcome, Subject, stop_trees
+from everdeck.model import Identity
 
 _PACKET_BYTES: Final = 1 << 18
 _LOOKS: Final = 64

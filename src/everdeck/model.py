@@ -1,7 +1,7 @@
 """The values everybody speaks in: what to run, who runs, how it ended, what happened.
 
 All of them are frozen and validated when they are made: a refused value says which field, what was given and
-what is accepted (:class:`tidelock.errors.SpecError`), and because nothing is written before a spec exists,
+what is accepted (:class:`everdeck.errors.SpecError`), and because nothing is written before a spec exists,
 nothing has to be undone. The same types are stored in the registry, sent over HTTP and described in OpenAPI.
 
 This module decides nothing and touches nothing: no ``os``, no clock, no I/O.
@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NewType, Self, TypeAlias
 import msgspec
 from msgspec.structs import force_setattr
 
-from tidelock.errors import NameRefused, SpecError
+from everdeck.errors import NameRefused, SpecError
 
 WorkerName = NewType("WorkerName", str)
 Cookie = NewType("Cookie", str)
@@ -464,7 +464,7 @@ def _env(given: object) -> dict[str, str]:
 
 # Written by us into every worker; a spec that sets them would break adoption or health.
 _RESERVED_ENV: Final = frozenset(
-    {"TIDELOCK_WORKER", "TIDELOCK_DIR", "TIDELOCK_COOKIE", "TIDELOCK_LIFELINE_FD", "NOTIFY_SOCKET"}
+    {"EVERDECK_WORKER", "EVERDECK_DIR", "EVERDECK_COOKIE", "EVERDECK_LIFELINE_FD", "NOTIFY_SOCKET"}
 )
 
 

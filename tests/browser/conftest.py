@@ -18,7 +18,7 @@ from support.dash_page import DEADLINE_MS, WORKER, Complaints, live
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-CHROMIUM = os.environ.get("TIDELOCK_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+CHROMIUM = os.environ.get("EVERDECK_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 ARGUMENTS = (
     "--headless",
     "--no-sandbox",

@@ -20,7 +20,7 @@ def test_without_a_token_there_is_a_form_and_no_data(
     daemon.start("alice", worker("quiet"))
     page = new_page()
     page.goto(daemon.base)
-    expect(page.get_by_role("heading", name="Tidelock")).to_be_visible()
+    expect(page.get_by_role("heading", name="Everdeck")).to_be_visible()
     assert "alice" not in page.content()
     field = page.get_by_label("Token")
     expect(field).to_be_focused()
@@ -41,7 +41,7 @@ def test_the_link_logs_in_and_leaves_no_token_behind(new_page: Callable[..., Pag
     live(page)
     assert daemon.token not in page.url
     assert daemon.token not in page.evaluate("document.cookie + JSON.stringify(localStorage)")
-    assert "tidelock_session" not in page.evaluate("document.cookie")
+    assert "everdeck_session" not in page.evaluate("document.cookie")
 
 
 def test_a_session_that_ends_leads_to_the_form(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidelock.server import dashboard
+from everdeck.server import dashboard
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (group browser)")
 from playwright.sync_api import Page

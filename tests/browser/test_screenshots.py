@@ -1,6 +1,6 @@
 """The pictures in docs/img: each view, light and dark, on a desktop and a phone, from a real daemon with real workers.
 
-Taken only when asked for: ``make docs-img``, or ``TIDELOCK_SCREENSHOTS=docs/img pytest tests/browser -k screenshot``.
+Taken only when asked for: ``make docs-img``, or ``EVERDECK_SCREENSHOTS=docs/img pytest tests/browser -k screenshot``.
 """
 
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page
 
-FOLDER = os.environ.get("TIDELOCK_SCREENSHOTS")
+FOLDER = os.environ.get("EVERDECK_SCREENSHOTS")
 SIZES: dict[str, dict[str, Any]] = {
     "desktop": {"viewport": {"width": 1440, "height": 900}},
     "phone": {
@@ -35,10 +35,10 @@ VIEWS = {"deck": "#/", "worker": "#/workers/elena", "events": "#/events", "add":
 BOTS = ("alice", "bob", "carol", "dmitri", "elena", "farid", "grace", "hiro", "ines", "jonas")
 CONFIG = """
 [template.telegram]
-command = ["python3", "-m", "tidelock.satellites.telegram"]
+command = ["python3", "-m", "everdeck.satellites.telegram"]
 
 [template.gmail]
-command = ["python3", "-m", "tidelock.satellites.gmail"]
+command = ["python3", "-m", "everdeck.satellites.gmail"]
 """
 # Sparklines and plots need some samples behind them, one every two seconds.
 SAMPLES = 30

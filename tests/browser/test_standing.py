@@ -34,7 +34,7 @@ def test_a_deck_that_cannot_be_read_says_why_and_is_tried_again(
     """The daemon's reason is shown, and the button leads on once the cause is gone."""
     complaints.expect("status of 503")
     page = new_page()
-    problem = {"type": "urn:tidelock:registry-unavailable", "title": "Service Unavailable", "status": 503}
+    problem = {"type": "urn:everdeck:registry-unavailable", "title": "Service Unavailable", "status": 503}
     page.route(
         "**/api/v1/workers?*",
         lambda route: route.fulfill(

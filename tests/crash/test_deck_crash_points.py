@@ -17,16 +17,16 @@ from pathlib import Path
 
 import pytest
 
+from everdeck import Deck
+from everdeck.crashpoints import CRASH_AT_ENV
+from everdeck.deck.peek import peek
+from everdeck.kernel.identity import command_line
+from everdeck.model import State, WorkerStatus
+from everdeck.registry import read_only
 from support import deck_scenario
 from support.repo_processes import end_all_under
-from tidelock import Deck
-from tidelock.crashpoints import CRASH_AT_ENV
-from tidelock.deck.peek import peek
-from tidelock.kernel.identity import command_line
-from tidelock.model import State, WorkerStatus
-from tidelock.registry import read_only
 
-SOURCE = Path(deck_scenario.__file__).parents[2] / "src" / "tidelock"
+SOURCE = Path(deck_scenario.__file__).parents[2] / "src" / "everdeck"
 SCENARIO = deck_scenario.__file__
 
 
@@ -186,6 +186,6 @@ def _worker_of(pid: int, state: Path) -> str | None:
     except OSError:
         return None
     pairs = dict(pair.split(b"=", 1) for pair in environ if b"=" in pair)
-    if not pairs.get(b"TIDELOCK_DIR", b"").decode().startswith(str(state)):
+    if not pairs.get(b"EVERDECK_DIR", b"").decode().startswith(str(state)):
         return None
-    return pairs[b"TIDELOCK_WORKER"].decode()
+    return pairs[b"EVERDECK_WORKER"].decode()

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from everdeck.kernel import logfiles, logledger, logreader
 from support.logs_places import FILESYSTEMS, directory_on
 from support.logs_rotation import Rotations
 from support.logs_writer import numbered
-from tidelock.kernel import logfiles, logledger, logreader
 
 Rotate = Callable[..., int]
 SOURCE = Path(logfiles.__file__).read_text()

@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from everdeck import Deck, Restart, State, UnknownWorker
+from everdeck.deck.clock import Clock
+from everdeck.kernel.identity import command_line, read_stat
 from support.deck_owner import owner, until
 from support.repo_processes import end_all_under
-from tidelock import Deck, Restart, State, UnknownWorker
-from tidelock.deck.clock import Clock
-from tidelock.kernel.identity import command_line, read_stat
 
 NAMES = st.sampled_from(["ann", "bob", "cyd"])
 NS_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
@@ -45,7 +45,7 @@ class DeckMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.directory = Path(tempfile.mkdtemp(prefix="tidelock-machine-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="everdeck-machine-"))
         self.state = self.directory / "state"
         self.clock = SteppingClock()
         self.deck = Deck(self.state, clock=self.clock)
@@ -189,8 +189,8 @@ class DeckMachine(RuleBasedStateMachine):
                 continue
             with contextlib.suppress(OSError, ValueError):
                 pairs = dict(pair.split(b"=", 1) for pair in (entry / "environ").read_bytes().split(b"\0") if pair)
-                if pairs.get(b"TIDELOCK_DIR", b"").startswith(bytes(self.state)):
-                    found.setdefault(pairs[b"TIDELOCK_WORKER"].decode(), []).append(int(entry.name))
+                if pairs.get(b"EVERDECK_DIR", b"").startswith(bytes(self.state)):
+                    found.setdefault(pairs[b"EVERDECK_WORKER"].decode(), []).append(int(entry.name))
         return found
 
 

@@ -18,12 +18,12 @@ import pytest
 import typer.main
 from markdown_it import MarkdownIt
 
-import tidelock
-import tidelock.child
-import tidelock.cli
-import tidelock.cli.feed
-import tidelock.errors
-import tidelock.model
+import everdeck
+import everdeck.child
+import everdeck.cli
+import everdeck.cli.feed
+import everdeck.errors
+import everdeck.model
 from support.repo_examples import PAGES, ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -47,9 +47,9 @@ def public_names(module: str) -> list[str]:
 
 def public_modules() -> list[str]:
     """The modules that users import by name."""
-    known = {module.name for module in pkgutil.walk_packages(tidelock.__path__, "tidelock.")}
-    wanted = ("tidelock.child", "tidelock.client", "tidelock.testing", "tidelock.satellites", "tidelock.feed")
-    return ["tidelock", *(module for module in wanted if module in known)]
+    known = {module.name for module in pkgutil.walk_packages(everdeck.__path__, "everdeck.")}
+    wanted = ("everdeck.child", "everdeck.client", "everdeck.testing", "everdeck.satellites", "everdeck.feed")
+    return ["everdeck", *(module for module in wanted if module in known)]
 
 
 def missing(names: list[str], *pages: Path) -> list[str]:
@@ -67,7 +67,7 @@ def test_public_names_are_documented(module: str) -> None:
 @pytest.mark.parametrize("deck", ["Deck", "AsyncDeck"])
 def test_the_verbs_of_the_deck_are_documented(deck: str) -> None:
     """Each public method and property of both decks appears in the library reference."""
-    members = [name for name, _ in inspect.getmembers(getattr(tidelock, deck)) if not name.startswith("_")]
+    members = [name for name, _ in inspect.getmembers(getattr(everdeck, deck)) if not name.startswith("_")]
 
     assert not missing(members, REFERENCE / "library.md")
 
@@ -78,15 +78,15 @@ def test_the_verbs_of_the_deck_are_documented(deck: str) -> None:
 )
 def test_the_fields_of_the_values_are_documented(value: str) -> None:
     """Each field of each value appears in the reference of specs and of states."""
-    fields = [field.name for field in msgspec.structs.fields(getattr(tidelock.model, value))]
+    fields = [field.name for field in msgspec.structs.fields(getattr(everdeck.model, value))]
 
     assert not missing(fields, REFERENCE / "spec.md", REFERENCE / "events-and-states.md")
 
 
 def test_states_and_events_are_documented() -> None:
     """Each state, event kind and containment strength appears in its reference page."""
-    kinds = [str(member) for kind in (tidelock.model.State, tidelock.model.EventKind) for member in kind]
-    strengths = [str(member) for member in tidelock.model.Containment]
+    kinds = [str(member) for kind in (everdeck.model.State, everdeck.model.EventKind) for member in kind]
+    strengths = [str(member) for member in everdeck.model.Containment]
 
     assert not missing(kinds + strengths, REFERENCE / "events-and-states.md")
 
@@ -95,10 +95,10 @@ def test_errors_are_documented_with_the_sentence_of_their_docstring() -> None:
     """The error reference shows each class, and the tree in ``errors.py`` shows each one too."""
     classes = [
         name
-        for name, member in inspect.getmembers(tidelock.errors, inspect.isclass)
-        if issubclass(member, tidelock.errors.TidelockError)
+        for name, member in inspect.getmembers(everdeck.errors, inspect.isclass)
+        if issubclass(member, everdeck.errors.EverdeckError)
     ]
-    tree = tidelock.errors.__doc__ or ""
+    tree = everdeck.errors.__doc__ or ""
 
     assert not missing(classes, REFERENCE / "errors.md")
     assert not [name for name in classes if name not in tree]
@@ -106,7 +106,7 @@ def test_errors_are_documented_with_the_sentence_of_their_docstring() -> None:
 
 def test_the_environment_of_a_worker_is_documented() -> None:
     """Each variable that we write into a worker appears in the library or spec reference."""
-    names = [value for name, value in vars(tidelock.child).items() if name.endswith("_ENV") and isinstance(value, str)]
+    names = [value for name, value in vars(everdeck.child).items() if name.endswith("_ENV") and isinstance(value, str)]
 
     assert names
     assert not missing(names, *REFERENCE.rglob("*.md"))
@@ -117,12 +117,12 @@ def test_the_verbs_of_the_command_line_are_documented() -> None:
     page = (REFERENCE / "cli.md").read_text()
     titles = " ".join(line for line in page.splitlines() if line.startswith("#"))
 
-    undocumented = [verb for verb in tidelock.cli.VERBS if not re.search(rf"(?<![\w-]){verb}(?![\w-])", titles)]
+    undocumented = [verb for verb in everdeck.cli.VERBS if not re.search(rf"(?<![\w-]){verb}(?![\w-])", titles)]
     undocumented += [
         f"{verb} {option}"
-        for verb in tidelock.cli.VERBS
+        for verb in everdeck.cli.VERBS
         if verb != "feed"
-        for action in tidelock.cli.parser_of(verb)._actions
+        for action in everdeck.cli.parser_of(verb)._actions
         if action.help is not argparse.SUPPRESS
         for option in action.option_strings[-1:]
         if option not in page
@@ -131,10 +131,10 @@ def test_the_verbs_of_the_command_line_are_documented() -> None:
 
 
 def test_the_verbs_of_the_feed_are_documented() -> None:
-    """``tidelock feed`` is a command line of its own; its verbs and options appear in the reference."""
+    """``everdeck feed`` is a command line of its own; its verbs and options appear in the reference."""
     reference = " ".join(page.read_text() for page in REFERENCE.rglob("*.md"))
 
-    assert not [word for word in _words_of(typer.main.get_command(tidelock.cli.feed.feed_app)) if word not in reference]
+    assert not [word for word in _words_of(typer.main.get_command(everdeck.cli.feed.feed_app)) if word not in reference]
 
 
 def _words_of(command: click.Command) -> list[str]:

@@ -45,7 +45,7 @@ def empty_machine(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(place), "platbase": str(place)}))
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    for distribution in _needed_by("tidelock", {}):
+    for distribution in _needed_by("everdeck", {}):
         for top in {file.parts[0] for file in distribution.files or () if file.parts[0] not in {"..", "__pycache__"}}:
             if not (site / top).exists():
                 (site / top).symlink_to(Path(str(distribution.locate_file(top))))
@@ -67,7 +67,7 @@ def test_the_wheel_holds_the_package_byte_for_byte(wheel: Path) -> None:
     """Nothing that the tests import is missing from the wheel, nothing in it differs, and nothing else is in it."""
     sources = {
         str(path.relative_to(SOURCE)): path.read_bytes()
-        for path in (SOURCE / "tidelock").rglob("*")
+        for path in (SOURCE / "everdeck").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     with zipfile.ZipFile(wheel) as archive:
@@ -84,10 +84,10 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
         metadata = next(archive.read(name).decode() for name in names if name.endswith("METADATA"))
         commands = next(archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
 
-    assert f"Version: {importlib.metadata.version('tidelock')}" in metadata
+    assert f"Version: {importlib.metadata.version('everdeck')}" in metadata
     assert "Requires-Python: >=3.11" in metadata
-    assert "tidelock = tidelock.cli:main" in commands
-    assert "tidelock/py.typed" in names
+    assert "everdeck = everdeck.cli:main" in commands
+    assert "everdeck/py.typed" in names
     assert any(name.endswith("LICENSE") for name in names)
 
 
@@ -95,13 +95,13 @@ def test_the_wheel_supervises_on_an_empty_machine(empty_machine: Path, tmp_path:
     """With the core dependencies alone, a deck starts and stops a worker and the command answers."""
     python = empty_machine / "bin" / "python"
     script = (
-        "import tidelock, sys\n"
-        "assert tidelock.__file__.startswith(sys.prefix), tidelock.__file__\n"
-        "with tidelock.Deck('state') as deck:\n"
+        "import everdeck, sys\n"
+        "assert everdeck.__file__.startswith(sys.prefix), everdeck.__file__\n"
+        "with everdeck.Deck('state') as deck:\n"
         "    assert deck.start('alice', ['sleep', '1000']).state == 'running'\n"
         "    assert deck.stop('alice').state == 'stopped'\n"
     )
-    for command in (["-c", script], ["-c", "from tidelock.cli import main; main()", "--state", "state", "ps"]):
+    for command in (["-c", script], ["-c", "from everdeck.cli import main; main()", "--state", "state", "ps"]):
         done = subprocess.run(
             [str(python), "-I", *command], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
         )

@@ -25,10 +25,10 @@ from aiogram.fsm.state import State, StatesGroup
 from aiogram.methods import SendMessage
 from aiogram.types import CallbackQuery, ErrorEvent, Message, Update
 
-from tidelock.errors import PollerConflict, SpecError
-from tidelock.feed import Inbox, Item, PollerLock, Retry
-from tidelock.feed.aiogram import current_item, durable
-from tidelock.testing.telegram import TelegramServer, new_token, text_update
+from everdeck.errors import PollerConflict, SpecError
+from everdeck.feed import Inbox, Item, PollerLock, Retry
+from everdeck.feed.aiogram import current_item, durable
+from everdeck.testing.telegram import TelegramServer, new_token, text_update
 
 AT_ONCE = Retry(seconds=0.001)
 BROKEN = {"message": {"message_id": "not a number", "chat": 5}}
@@ -96,7 +96,7 @@ class Bots:
     def waiting(self) -> int:
         """How many items are on disk and not finished."""
         with sqlite3.connect(self.path) as db:
-            (count,) = db.execute("SELECT count(*) FROM tidelock_item WHERE died_at IS NULL").fetchone()
+            (count,) = db.execute("SELECT count(*) FROM everdeck_item WHERE died_at IS NULL").fetchone()
         db.close()
         return int(count)
 

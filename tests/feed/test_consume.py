@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from everdeck.errors import FeedError, SpecError
+from everdeck.feed import Batch, Feed, FileCursor, Inbox, Position, Record, Retry, consume, poll
+from everdeck.feed import consume as consume_function
 from support.feed_upstream import Upstream, UpstreamSource, update
-from tidelock.errors import FeedError, SpecError
-from tidelock.feed import Batch, Feed, FileCursor, Inbox, Position, Record, Retry, consume, poll
-from tidelock.feed import consume as consume_function
 
 AT_ONCE = Retry(seconds=0.0, cap_seconds=0.0)
 

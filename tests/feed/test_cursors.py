@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tidelock.errors import CursorUnreadable, InboxUnavailable, SpecError
-from tidelock.feed import FileCursor
+from everdeck.errors import CursorUnreadable, InboxUnavailable, SpecError
+from everdeck.feed import FileCursor
 
 
 def test_a_missing_file_is_no_cursor(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``tidelock feed dead-letters``: list, show, retry, drop."""
+"""``everdeck feed dead-letters``: list, show, retry, drop."""
 
 import asyncio
 import json
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tidelock.cli.feed import feed_app
-from tidelock.feed import Dispatcher, Inbox, Outbox, Record, Retry
+from everdeck.cli.feed import feed_app
+from everdeck.feed import Dispatcher, Inbox, Outbox, Record, Retry
 
 AT_ONCE = Retry(seconds=0.0, cap_seconds=0.0)
 
@@ -149,4 +149,4 @@ def test_beside_a_bot_at_work(inbox: Path) -> None:
     asyncio.run(scenario())
 
 
-COMMAND = "import sys; from tidelock.cli.feed import feed_app; feed_app(['dead-letters', *sys.argv[1:]])"
+COMMAND = "import sys; from everdeck.cli.feed import feed_app; feed_app(['dead-letters', *sys.argv[1:]])"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tidelock.errors import FeedClosed, FeedError, InboxUnavailable, SpecError
-from tidelock.feed import Dispatcher, Inbox, Record, Retry, Stream, bell
-from tidelock.kernel import inotify
+from everdeck.errors import FeedClosed, FeedError, InboxUnavailable, SpecError
+from everdeck.feed import Dispatcher, Inbox, Record, Retry, Stream, bell
+from everdeck.kernel import inotify
 
 AT_ONCE = Retry(seconds=0.0, cap_seconds=0.0)
 
@@ -45,7 +45,7 @@ async def take(dispatcher: Dispatcher, most: int | None = None) -> list[Any]:
 def rows(path: Path) -> list[tuple[Any, ...]]:
     """(id, state, attempts, crashes) of every row, by another connection."""
     connection = sqlite3.connect(path)
-    found = connection.execute("SELECT id, state, attempts, crashes FROM tidelock_item ORDER BY seq").fetchall()
+    found = connection.execute("SELECT id, state, attempts, crashes FROM everdeck_item ORDER BY seq").fetchall()
     connection.close()
     return found
 
@@ -251,7 +251,7 @@ def test_dead_letters_are_tried_again_or_dropped(tmp_path: Path) -> None:
             (item,) = await take(dispatcher)
             assert (item.key, item.attempt) == ("a", 1)
             other = sqlite3.connect(path)
-            other.execute("UPDATE tidelock_item SET state = 0, attempts = 0 WHERE seq = ?", (second,))
+            other.execute("UPDATE everdeck_item SET state = 0, attempts = 0 WHERE seq = ?", (second,))
             other.commit()
             other.close()
             os.utime(tmp_path / "bot.db.lock")  # how the commands ring
@@ -444,7 +444,7 @@ def test_without_inotify_a_retry_is_noticed_too(tmp_path: Path, monkeypatch: pyt
             (item,) = await take(dispatcher)
             await item.failed("no")
             other = sqlite3.connect(path)
-            other.execute("UPDATE tidelock_item SET state = 0, attempts = 0")
+            other.execute("UPDATE everdeck_item SET state = 0, attempts = 0")
             other.commit()
             other.close()
             (item,) = await take(dispatcher)
@@ -462,13 +462,13 @@ def test_a_broken_file_ends_the_feed_loudly(tmp_path: Path) -> None:
             (item,) = await take(dispatcher)
             waiting = asyncio.ensure_future(dispatcher.take())
             async with stream.inbox.transaction() as db:
-                db.execute("ALTER TABLE tidelock_item RENAME TO elsewhere")
+                db.execute("ALTER TABLE everdeck_item RENAME TO elsewhere")
             with pytest.raises(FeedError, match="committer failed"):
                 await asyncio.wait_for(item.done(), 20)
             with pytest.raises(FeedError, match="committer failed"):
                 await asyncio.wait_for(waiting, 20)
             async with stream.inbox.transaction() as db:
-                db.execute("ALTER TABLE elsewhere RENAME TO tidelock_item")
+                db.execute("ALTER TABLE elsewhere RENAME TO everdeck_item")
 
     asyncio.run(scenario())
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-import tidelock.feed
+import everdeck.feed
 from support import feed_scenario as scenario
 
 DEADLINE_SECONDS = 60
-SOURCE = Path(tidelock.feed.__file__).parent
+SOURCE = Path(everdeck.feed.__file__).parent
 # The adapters' points belong to tests with those libraries.
 CORE = [*SOURCE.glob("*.py"), *SOURCE.glob("sources/*.py")]
 POINTS = sorted(
@@ -71,7 +71,7 @@ def skip_was_begun(directory: Path) -> bool:
     """Is it on disk? What came before that is history."""
     connection = sqlite3.connect(directory / "bot.db")
     try:
-        found = connection.execute("SELECT 1 FROM tidelock_stream WHERE name = 'telegram:skipped'").fetchone()
+        found = connection.execute("SELECT 1 FROM everdeck_stream WHERE name = 'telegram:skipped'").fetchone()
     finally:
         connection.close()
     return found is not None
@@ -82,7 +82,7 @@ def check(directory: Path, kills: int) -> None:
     assert scenario.noted(directory, "complete")
     with sqlite3.connect(directory / "bot.db") as connection:
         effects = [number for (number,) in connection.execute("SELECT id FROM effect")]
-        dead = [number for (number,) in connection.execute("SELECT id FROM tidelock_item")]
+        dead = [number for (number,) in connection.execute("SELECT id FROM everdeck_item")]
     connection.close()
 
     plain = [int(line.split()[0]) for line in scenario.noted(directory, "plain")]

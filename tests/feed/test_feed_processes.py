@@ -66,7 +66,7 @@ def test_kill_9_again_and_again_loses_nothing(
     assert effects.total() - UPDATES <= in_flight * len(rounds)
     if mode != "file":
         connection = sqlite3.connect(directory / "bot.db")
-        assert connection.execute("SELECT count(*) FROM tidelock_item").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM everdeck_item").fetchone() == (0,)
         connection.close()
 
 
@@ -118,7 +118,7 @@ def test_poison_is_set_aside_after_three_deaths(
     assert {int(line) for line in noted(directory, "effects")} == set(range(1, 41)) - {POISON}
     if cursor == "inbox":
         connection = sqlite3.connect(directory / "bot.db")
-        dead = connection.execute("SELECT id, state, attempts, crashes FROM tidelock_item").fetchall()
+        dead = connection.execute("SELECT id, state, attempts, crashes FROM everdeck_item").fetchall()
         connection.close()
         assert dead == [(POISON, 2, 3, 3)]
     else:

@@ -11,7 +11,7 @@ import time
 import tracemalloc
 from pathlib import Path
 
-from tidelock.feed import Dispatcher, Inbox, Record
+from everdeck.feed import Dispatcher, Inbox, Record
 
 BATCH = 100
 

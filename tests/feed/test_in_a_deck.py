@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tidelock import Deck, Health, Restart, Stop
+from everdeck import Deck, Health, Restart, Stop
 
 DEADLINE_SECONDS = 60
 
 BOT = """
 import asyncio, sys
-from tidelock.feed import Inbox, Retry, consume, poll
+from everdeck.feed import Inbox, Retry, consume, poll
 
 
 def numbers():

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from everdeck.errors import FeedClosed, FeedError, InboxUnavailable, PollerConflict, SourceError, SpecError
+from everdeck.feed import Dispatcher, Inbox, Record, Retry, Start, Stream, consume
 from support.feed_upstream import Upstream, UpstreamSource, batch_of, update
-from tidelock.errors import FeedClosed, FeedError, InboxUnavailable, PollerConflict, SourceError, SpecError
-from tidelock.feed import Dispatcher, Inbox, Record, Retry, Start, Stream, consume
 
 DAY = 24 * 3600.0
 
@@ -41,7 +41,7 @@ async def poll_once(stream: Stream, upstream: Upstream, limit: int = 10) -> list
 def stored_ids(path: Path) -> list[int]:
     """What waits in the file, by another connection."""
     with sqlite3.connect(path) as connection:
-        ids = [row[0] for row in connection.execute("SELECT id FROM tidelock_item ORDER BY seq")]
+        ids = [row[0] for row in connection.execute("SELECT id FROM everdeck_item ORDER BY seq")]
     connection.close()
     return ids
 
@@ -352,7 +352,7 @@ def test_age_makes_ids_forgotten(tmp_path: Path) -> None:
 def test_one_process_works_from_a_file(tmp_path: Path) -> None:
     """A second process is refused and told who has it; looking at it is allowed, and so is a second object here."""
     script = (
-        "import asyncio, sys\nfrom tidelock.feed import Inbox\n"
+        "import asyncio, sys\nfrom everdeck.feed import Inbox\n"
         "async def main():\n    await Inbox(sys.argv[1]).open()\n    print('open', flush=True)\n    sys.stdin.read()\n"
         "asyncio.run(main())\n"
     )
@@ -406,7 +406,7 @@ def test_a_newer_or_foreign_file_is_left_untouched(tmp_path: Path) -> None:
     assert (tmp_path / "text").read_text().startswith("this is not")
     asyncio.run(opened(tmp_path / "bot.db"))
     with sqlite3.connect(tmp_path / "bot.db") as connection:
-        connection.execute("UPDATE tidelock_feed_version SET version = 99")
+        connection.execute("UPDATE everdeck_feed_version SET version = 99")
     connection.close()
     with pytest.raises(InboxUnavailable, match="newer"):
         asyncio.run(opened(tmp_path / "bot.db"))

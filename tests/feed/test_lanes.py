@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidelock.feed.lanes import Lanes
+from everdeck.feed.lanes import Lanes
 
 
 def test_a_flooded_key_delays_another_by_one_item() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from everdeck.errors import FeedError
+from everdeck.feed import Inbox, Message, Outbox, Retry, consume
+from everdeck.feed.outbox import drop_unsent, retry_unsent
 from support.feed_upstream import Upstream, UpstreamSource, update
-from tidelock.errors import FeedError
-from tidelock.feed import Inbox, Message, Outbox, Retry, consume
-from tidelock.feed.outbox import drop_unsent, retry_unsent
 
 AT_ONCE = Retry(seconds=0.0, cap_seconds=0.0)
 

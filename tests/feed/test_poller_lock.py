@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tidelock.errors import PollerConflict
-from tidelock.feed import PollerLock, local_suspects
+from everdeck.errors import PollerConflict
+from everdeck.feed import PollerLock, local_suspects
 
 TOKEN = "123456:AAF-a-token-that-only-this-test-knows"
 
 HOLDER = """
 import os, sys
-from tidelock.feed import PollerLock
+from everdeck.feed import PollerLock
 with PollerLock(os.environ["BOT_TOKEN"]):
     print("held", flush=True)
     sys.stdin.read()
@@ -25,7 +25,7 @@ with PollerLock(os.environ["BOT_TOKEN"]):
 @pytest.fixture
 def holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[str]"]:
     """Another process that polls with the token, in a runtime directory of this test."""
-    monkeypatch.setenv("TIDELOCK_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("EVERDECK_RUNTIME_DIR", str(tmp_path / "run"))
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER],
         env=os.environ | {"BOT_TOKEN": TOKEN},
@@ -57,7 +57,7 @@ def test_a_second_poller_is_refused_and_told_who_polls(holder: "subprocess.Popen
 
 def test_the_lock_is_released_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its file's name says nothing about the token."""
-    monkeypatch.setenv("TIDELOCK_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("EVERDECK_RUNTIME_DIR", str(tmp_path / "run"))
     for _ in range(2):
         with PollerLock(TOKEN) as lock:
             assert lock.acquire() is lock

@@ -26,10 +26,10 @@ from telegram.ext import (
     filters,
 )
 
-from tidelock.errors import PollerConflict, SpecError
-from tidelock.feed import Inbox, PollerLock, Retry
-from tidelock.feed.ptb import current_item, durable_application
-from tidelock.testing.telegram import TelegramServer, text_update
+from everdeck.errors import PollerConflict, SpecError
+from everdeck.feed import Inbox, PollerLock, Retry
+from everdeck.feed.ptb import current_item, durable_application
+from everdeck.testing.telegram import TelegramServer, text_update
 
 AT_ONCE = Retry(seconds=0.001)
 BROKEN = {"message": {"message_id": 1, "date": "yesterday", "chat": 5}}
@@ -92,7 +92,7 @@ class Apps:
     def waiting(self) -> int:
         """How many items are on disk and not finished."""
         with sqlite3.connect(self.path) as db:
-            (count,) = db.execute("SELECT count(*) FROM tidelock_item WHERE died_at IS NULL").fetchone()
+            (count,) = db.execute("SELECT count(*) FROM everdeck_item WHERE died_at IS NULL").fetchone()
         db.close()
         return int(count)
 

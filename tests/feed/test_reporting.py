@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from everdeck.feed import FileCursor, Inbox, consume
 from support.feed_upstream import Upstream, UpstreamSource, update
-from tidelock.feed import FileCursor, Inbox, consume
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def heard(deck: socket.socket) -> list[str]:
 
 def events(lines: list[str]) -> list[dict[str, Any]]:
     """The feed's events among them."""
-    return [json.loads(line.partition("=")[2]) for line in lines if line.startswith("X_TIDELOCK_EVENT=")]
+    return [json.loads(line.partition("=")[2]) for line in lines if line.startswith("X_EVERDECK_EVENT=")]
 
 
 async def run(tmp_path: Path, upstream: Upstream, handler: Any, until: Any) -> None:

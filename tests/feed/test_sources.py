@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tidelock.errors import SourceError, SpecError
-from tidelock.feed import Batch, Inbox, Position, Record, consume, poll
-from tidelock.feed.sources.cron import cron
-from tidelock.feed.sources.polled import Polled
+from everdeck.errors import SourceError, SpecError
+from everdeck.feed import Batch, Inbox, Position, Record, consume, poll
+from everdeck.feed.sources.cron import cron
+from everdeck.feed.sources.polled import Polled
 
 START = Position(None, 0)
 

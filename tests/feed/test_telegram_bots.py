@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from everdeck import Deck, Health, Restart, State
+from everdeck.testing.telegram import TelegramServer, text_update
 from support.tg_bots import LIBRARIES, BotProcess
-from tidelock import Deck, Health, Restart, State
-from tidelock.testing.telegram import TelegramServer, text_update
 
 IN_FLIGHT = 16
 CONCURRENCY = ("--concurrency", str(IN_FLIGHT))
@@ -66,7 +66,7 @@ def test_three_lives(library: str, telegram_server: TelegramServer, tmp_path: Pa
         handled = bot.journal()
         assert handled.duplicates() <= IN_FLIGHT
         assert sum(handled.began.values()) - len(ids) <= IN_FLIGHT
-    assert rows(tmp_path / "bot.db", "SELECT * FROM tidelock_item") == []
+    assert rows(tmp_path / "bot.db", "SELECT * FROM everdeck_item") == []
 
 
 def test_killed_again_and_again_with_transactions(telegram_server: TelegramServer, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_slow_handlers_and_sigterm(telegram_server: TelegramServer, tmp_path: Pa
     with BotProcess("ptb", telegram_server, tmp_path, *CONCURRENCY, "--grace", "0.5") as bot:
         bot.wait_for(lambda handled: len(handled.began) == 8)
         assert bot.terminate(60) == 0
-        assert rows(tmp_path / "bot.db", "SELECT state, attempts FROM tidelock_item") == [(0, 0)] * len(ids)
+        assert rows(tmp_path / "bot.db", "SELECT state, attempts FROM everdeck_item") == [(0, 0)] * len(ids)
         assert len(telegram_server.confirmed()) + len(telegram_server.pending()) == 8
 
 
@@ -121,7 +121,7 @@ def test_a_crash_while_skipping_history_skips_nothing_new(telegram_server: Teleg
     """Killed right after offset=-1 went out: the next start takes what came meanwhile instead of skipping again."""
     need("ptb")
     telegram_server.say("history")
-    crashing = os.environ | {"TIDELOCK_CRASH_AT": "feed.skip.answered"}
+    crashing = os.environ | {"EVERDECK_CRASH_AT": "feed.skip.answered"}
     with BotProcess("ptb", telegram_server, tmp_path, "--first-run", "skip", env=crashing) as bot:
         assert bot.running.wait(60) == -9
         new = [telegram_server.say(str(number)) for number in range(5)]
@@ -151,7 +151,7 @@ def test_poison_is_set_aside_and_the_worker_goes_on(
                 health=Health(notify=True, watchdog_seconds=3),
             )
             bot.wait_for(lambda handled: not handled.lost(good), until_exit=False)
-            dead = "SELECT payload FROM tidelock_item WHERE state = 2"
+            dead = "SELECT payload FROM everdeck_item WHERE state = 2"
             bot.wait_for(lambda _: len(rows(bot.directory / "bot.db", dead)) == len(poison), until_exit=False)
             told: set[str] = set()
             bot.wait_for(

@@ -12,8 +12,8 @@ import httpx
 import msgspec
 import pytest
 
-from tidelock.testing.telegram import TelegramServer, text_update, updates_of_file
-from tidelock.testing.updatequeue import KEEP_SECONDS, MAX_PENDING, QUIET_SECONDS, UpdateQueue
+from everdeck.testing.telegram import TelegramServer, text_update, updates_of_file
+from everdeck.testing.updatequeue import KEEP_SECONDS, MAX_PENDING, QUIET_SECONDS, UpdateQueue
 
 
 class Clock:
@@ -342,7 +342,7 @@ def test_as_a_program(tmp_path: Path) -> None:
     """It runs by itself, serves a file and is controlled by HTTP."""
     file = tmp_path / "updates"
     file.write_bytes(msgspec.json.encode([text_update("one")]))
-    command = [sys.executable, "-m", "tidelock.testing.telegram", "--port", "0", "--updates", str(file)]
+    command = [sys.executable, "-m", "everdeck.testing.telegram", "--port", "0", "--updates", str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         try:
             assert program.stdout is not None
@@ -350,7 +350,7 @@ def test_as_a_program(tmp_path: Path) -> None:
             http = httpx.Client(base_url=url, trust_env=False)
             pushed = http.post("/control/updates", json=text_update("two")).json()["ids"]
             http.post("/control/faults", json={"method": "getMe", "kind": "error", "times": 1})
-            assert http.get("/bot4242:tidelock-testing-token/getMe").status_code == 500
+            assert http.get("/bot4242:everdeck-testing-token/getMe").status_code == 500
             state = http.get("/control/bots/4242").json()
             assert state["pending"][-1:] == pushed
             assert len(state["pending"]) == 2

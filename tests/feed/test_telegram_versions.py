@@ -1,6 +1,6 @@
 """The oldest supported versions of both libraries pass the same tests as the newest.
 
-Each makes a virtual environment from PyPI, which takes a minute: only with TIDELOCK_OLD_VERSIONS=1.
+Each makes a virtual environment from PyPI, which takes a minute: only with EVERDECK_OLD_VERSIONS=1.
 """
 
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = ("pytest>=9", "pytest-timeout", "httpx", "aiohttp")
 
 pytestmark = [
-    pytest.mark.skipif(not os.environ.get("TIDELOCK_OLD_VERSIONS"), reason="slow: set TIDELOCK_OLD_VERSIONS=1"),
+    pytest.mark.skipif(not os.environ.get("EVERDECK_OLD_VERSIONS"), reason="slow: set EVERDECK_OLD_VERSIONS=1"),
     pytest.mark.timeout(900),
 ]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from everdeck.kernel import containment
 from support.kernel_trees import Nursery
-from tidelock.kernel import containment
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def cgroup_dir(tmp_path: Path) -> Iterator[Path]:
     home = containment.cgroup_home()
     if home is None:
         pytest.skip("no writable cgroup v2 directory here")
-    path = home / f"tidelock-test-{tmp_path.name}-{id(tmp_path)}"
+    path = home / f"everdeck-test-{tmp_path.name}-{id(tmp_path)}"
     path.mkdir()
     try:
         yield path

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from everdeck.kernel import containment, escalation, exits, flock
+from everdeck.kernel import identity as ids
+from everdeck.model import Containment, Exited, Killed, UnknownExit
 from support.kernel_trees import Nursery, Started, wait_readable
-from tidelock.kernel import containment, escalation, exits, flock
-from tidelock.kernel import identity as ids
-from tidelock.model import Containment, Exited, Killed, UnknownExit
 
 POLITE = """
 import os, signal

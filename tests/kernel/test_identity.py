@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everdeck.errors import KernelError, ProcessGone
+from everdeck.kernel import containment, escalation, exits
+from everdeck.kernel import identity as ids
+from everdeck.kernel.identity import Answer
+from everdeck.model import Identity
 from support.kernel_trees import Nursery, wait_readable
-from tidelock.errors import KernelError, ProcessGone
-from tidelock.kernel import containment, escalation, exits
-from tidelock.kernel import identity as ids
-from tidelock.kernel.identity import Answer
-from tidelock.model import Identity
 
 NS_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
@@ -156,9 +156,9 @@ def test_the_wall_clock_is_not_part_of_an_identity() -> None:
 
 
 def test_importing_the_child_loads_little() -> None:
-    """A worker that imports tidelock.child pays neither for asyncio nor for sqlite3 nor for the deck."""
+    """A worker that imports everdeck.child pays neither for asyncio nor for sqlite3 nor for the deck."""
     code = (
-        "import sys, tidelock.child; "
-        "sys.exit(any(m in sys.modules for m in ('asyncio', 'sqlite3', 'tidelock.deck', 'msgspec')))"
+        "import sys, everdeck.child; "
+        "sys.exit(any(m in sys.modules for m in ('asyncio', 'sqlite3', 'everdeck.deck', 'msgspec')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

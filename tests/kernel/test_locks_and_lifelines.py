@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from everdeck.kernel import flock, lifeline
+from everdeck.kernel import identity as ids
 from support.kernel_trees import Nursery, wait_readable
-from tidelock.kernel import flock, lifeline
-from tidelock.kernel import identity as ids
 
 
 def test_only_one_takes_a_lock(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_the_write_end_of_a_lifeline_never_reaches_a_worker(nursery: Nursery) ->
 def test_a_lifeline_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
     """SIGKILL runs no handler; the kernel closes the pipe all the same."""
     code = (
-        "import os,sys,time\nfrom tidelock.kernel import lifeline\nline=lifeline.make()\n"
+        "import os,sys,time\nfrom everdeck.kernel import lifeline\nline=lifeline.make()\n"
         "sys.stdout.write(f'{os.getpid()} {line.read_fd}\\n');sys.stdout.flush()\ntime.sleep(100)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from everdeck.kernel import logfiles, logledger, logreader
+from everdeck.model import Log
 from support.logs_places import FILESYSTEMS, METHODS, directory_on
 from support.logs_writer import numbered
-from tidelock.kernel import logfiles, logledger, logreader
-from tidelock.model import Log
 
 SMALL = Log(max_bytes=20_000, keep=1000, compress=False)
 NOW = 1_800_000_000.0
@@ -86,7 +86,7 @@ def test_a_mark_is_a_line_of_its_own(tmp_path: Path) -> None:
     logfiles.mark(tmp_path, "exited code=1\npid=7")
     half, ours = logreader.tail(tmp_path, 5)
     assert half == "half a line"
-    assert ours.startswith("--- tidelock 2")
+    assert ours.startswith("--- everdeck 2")
     assert ours.endswith("Z exited code=1 pid=7 ---")
 
 

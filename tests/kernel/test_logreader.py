@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from everdeck.errors import SpecError
+from everdeck.kernel import logfiles, logledger, logreader, logshow, logtext
+from everdeck.kernel.logreader import Follower, Line
+from everdeck.model import Log
 from support.logs_namespace import CANNOT
 from support.logs_writer import assert_numbered, numbered, writer_command
-from tidelock.errors import SpecError
-from tidelock.kernel import logfiles, logledger, logreader, logshow, logtext
-from tidelock.kernel.logreader import Follower, Line
-from tidelock.model import Log
 
 NOW = 1_800_000_000.0
 SMALL = Log(max_bytes=20_000, keep=1000, compress=False)
@@ -120,8 +120,8 @@ def test_tail_in_the_middle_of_rotations(tmp_path: Path) -> None:
 _ROTATE_FOREVER = """
 import select, sys
 from pathlib import Path
-from tidelock.kernel import logfiles
-from tidelock.model import Log
+from everdeck.kernel import logfiles
+from everdeck.model import Log
 policy = Log(max_bytes=100_000, keep=10_000)
 compression = iter(())
 print("ready", flush=True)
@@ -379,7 +379,7 @@ def test_a_follower_that_is_too_slow_is_told(tmp_path: Path) -> None:
         append(tmp_path, numbered(10, 5000))
         logfiles.rotate_if_due(tmp_path, Log(max_bytes=20_000, keep=1, compress=False), NOW)
         found = drained(follower)
-        assert re.fullmatch(r"--- tidelock \d+ bytes were pruned before they were read ---", found[0].text)
+        assert re.fullmatch(r"--- everdeck \d+ bytes were pruned before they were read ---", found[0].text)
         assert found[-1].text.startswith("000000005009")
 
 
@@ -389,7 +389,7 @@ def test_without_inotify_following_looks_by_itself(tmp_path: Path) -> None:
     program = f"""
 import os, sys
 from pathlib import Path
-from tidelock.kernel.logreader import Follower
+from everdeck.kernel.logreader import Follower
 sys.path.insert(0, sys.argv[1])
 from support.logs_namespace import forbid_inotify
 forbid_inotify()

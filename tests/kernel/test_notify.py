@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidelock.kernel import containment
-from tidelock.kernel import identity as ids
-from tidelock.kernel.containment import Tree
-from tidelock.kernel.notify import NotifySocket, address_for, parsed, speaker
+from everdeck.kernel import containment
+from everdeck.kernel import identity as ids
+from everdeck.kernel.containment import Tree
+from everdeck.kernel.notify import NotifySocket, address_for, parsed, speaker
 
 if TYPE_CHECKING:
-    from tidelock.model import Cookie
+    from everdeck.model import Cookie
 
 SOURCE = str(Path(__file__).parents[2] / "src")
-SAY = "import sys; from tidelock.child import notify; assert notify('READY=1'); sys.stdin.read()"
+SAY = "import sys; from everdeck.child import notify; assert notify('READY=1'); sys.stdin.read()"
 
 
 class Workers:
@@ -39,7 +39,7 @@ class Workers:
     def start(self, name: str, command: list[str], *, cgroup: Path | None = None) -> subprocess.Popen[bytes]:
         """A worker, known by its identity and cookie, and moved into its cgroup if it has one."""
         cookie = containment.new_cookie()
-        process = self.run(command, {"TIDELOCK_COOKIE": cookie})
+        process = self.run(command, {"EVERDECK_COOKIE": cookie})
         if cgroup is not None:
             assert containment.make_cgroup(cgroup)
             self.cgroups.append(cgroup)
@@ -81,7 +81,7 @@ class Workers:
 @pytest.fixture
 def ear() -> Iterator[NotifySocket]:
     """A deck's ear, in a directory that other users can pass through, as a state directory with such workers is."""
-    with tempfile.TemporaryDirectory(prefix="tidelock-test-", dir="/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix="everdeck-test-", dir="/tmp") as directory:
         Path(directory).chmod(0o711)
         listening = NotifySocket(Path(directory))
         yield listening
@@ -117,7 +117,7 @@ def test_a_stranger_is_nobody(workers: Workers) -> None:
     [
         pytest.param('{python} -c "{say}"', id="a child"),
         pytest.param('setsid {python} -c "{say}"', id="a child in another session"),
-        pytest.param('env -u TIDELOCK_COOKIE {python} -c "{say}"', id="a child without the cookie"),
+        pytest.param('env -u EVERDECK_COOKIE {python} -c "{say}"', id="a child without the cookie"),
     ],
 )
 def test_a_helper_speaks_for_its_worker(workers: Workers, through: str) -> None:
@@ -150,9 +150,9 @@ def test_a_sender_that_is_gone_is_known_by_its_cgroup(workers: Workers, tmp_path
     home = containment.cgroup_home()
     if home is None:
         pytest.skip("no writable cgroup v2 directory")
-    say = "import os, sys; from tidelock.child import notify; sys.stdin.readline(); os.fork() or notify('READY=1')"
+    say = "import os, sys; from everdeck.child import notify; sys.stdin.readline(); os.fork() or notify('READY=1')"
     worker = workers.start(
-        "alice", [sys.executable, "-c", f"{say}; os._exit(0)"], cgroup=home / f"tidelock-test-{os.getpid()}"
+        "alice", [sys.executable, "-c", f"{say}; os._exit(0)"], cgroup=home / f"everdeck-test-{os.getpid()}"
     )
     assert worker.stdin is not None
     worker.stdin.write(b"go\n")
@@ -177,7 +177,7 @@ def test_the_address_survives_its_owner(workers: Workers) -> None:
         [
             sys.executable,
             "-c",
-            "import sys; from tidelock.child import notify; [notify('STATUS=' + word.strip()) for word in sys.stdin]",
+            "import sys; from everdeck.child import notify; [notify('STATUS=' + word.strip()) for word in sys.stdin]",
         ],
     )
     assert worker.stdin is not None
@@ -209,8 +209,8 @@ def test_what_was_said_during_an_exec_in_place_is_not_lost(workers: Workers) -> 
 def test_a_deep_state_directory_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An address holds 107 bytes; a state directory of more than 200 gets a short one, always the same."""
     assert address_for(tmp_path) == f"{tmp_path}/notify.sock"
-    short = Path("/tmp") / f"tidelock-test-{os.getpid()}"
-    monkeypatch.setenv("TIDELOCK_RUNTIME_DIR", str(short))
+    short = Path("/tmp") / f"everdeck-test-{os.getpid()}"
+    monkeypatch.setenv("EVERDECK_RUNTIME_DIR", str(short))
     deep = tmp_path.joinpath(*["x" * 50] * 4)
     deep.mkdir(parents=True)
     try:

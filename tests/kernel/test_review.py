@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from everdeck.kernel import containment, exits, flock
+from everdeck.kernel import identity as ids
+from everdeck.kernel.containment import Tree
+from everdeck.kernel.escalation import Subject, stop_trees
 from support.kernel_trees import Nursery, wait_readable
-from tidelock.kernel import containment, exits, flock
-from tidelock.kernel import identity as ids
-from tidelock.kernel.containment import Tree
-from tidelock.kernel.escalation import Subject, stop_trees
 
 NS_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
@@ -89,7 +89,7 @@ def test_a_look_at_a_lock_is_never_taken_for_a_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.touch()
     code = (
-        "import sys; from pathlib import Path; from tidelock.kernel import flock\n"
+        "import sys; from pathlib import Path; from everdeck.kernel import flock\n"
         "print('looking', flush=True)\n"
         "while True: flock.is_held(Path(sys.argv[1]))"
     )

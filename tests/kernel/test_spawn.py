@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from everdeck.errors import SpawnFailed
+from everdeck.kernel import containment, escalation, exits, flock, spawn
+from everdeck.kernel import identity as ids
+from everdeck.kernel.containment import Tree, new_cookie
+from everdeck.kernel.spawn import BeforeExec, Privileges
 from support.kernel_trees import Nursery
 from support.repo_processes import own_children
-from tidelock.errors import SpawnFailed
-from tidelock.kernel import containment, escalation, exits, flock, spawn
-from tidelock.kernel import identity as ids
-from tidelock.kernel.containment import Tree, new_cookie
-from tidelock.kernel.spawn import BeforeExec, Privileges
 
 TELL = "import os,sys;say=lambda *w:os.write(int(os.environ['SAY']),(' '.join(map(str,w))+'\\n').encode());"
 
@@ -71,7 +71,7 @@ def test_the_environment_is_exactly_what_was_given(
     while not (environ := ids.read_proc(one.pid, "environ")):
         os.sched_yield()  # the exec has begun, and the kernel has yet to lay out the new program's memory
     found = dict(pair.decode().split("=", 1) for pair in environ.split(b"\0") if pair)
-    assert set(found) == {"TIDELOCK_COOKIE", "PATH", "SAY", *given}
+    assert set(found) == {"EVERDECK_COOKIE", "PATH", "SAY", *given}
     assert {name: found[name] for name in given} == given
 
 
@@ -174,7 +174,7 @@ def test_a_spawn_is_one_vfork_and_no_polling(tmp_path: Path) -> None:
         pytest.skip("strace is not installed")
     script = tmp_path / "one.py"
     script.write_text(
-        "import os\nfrom tidelock.kernel import spawn\nnull=os.open('/dev/null',os.O_RDWR|os.O_CLOEXEC)\n"
+        "import os\nfrom everdeck.kernel import spawn\nnull=os.open('/dev/null',os.O_RDWR|os.O_CLOEXEC)\n"
         "def go(): spawn.identify(spawn.spawn(['true'],env={'PATH':'/bin'},cwd='/',"
         "stdin_fd=null,stdout_fd=null,stderr_fd=null))\n"
         "go()\nos.wait()\nos.write(null,b'BEGIN')\n"
@@ -208,7 +208,7 @@ def test_a_thousand_starts_and_stops_leak_nothing(tmp_path: Path, request: pytes
         cookie = new_cookie()
         spawned = spawn.spawn(
             ["sleep", "100"],
-            env={"TIDELOCK_COOKIE": cookie, "PATH": os.environ["PATH"]},
+            env={"EVERDECK_COOKIE": cookie, "PATH": os.environ["PATH"]},
             cwd="/",
             stdin_fd=null,
             stdout_fd=null,

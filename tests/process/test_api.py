@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
+from everdeck.client import Client, Refusal
+from everdeck.errors import NoOwner
+from everdeck.model import State, WorkerSpec
 from support.cli_daemon import PATIENCE_SECONDS, Person, raw_request, unix_socket, until
-from tidelock.client import Client, Refusal
-from tidelock.errors import NoOwner
-from tidelock.model import State, WorkerSpec
 
 SLEEP = {"command": ["sleep", "1000"]}
 
@@ -75,7 +75,7 @@ def test_a_worker_is_made_changed_and_removed(api: httpx.Client) -> None:
     assert (same.status_code, same.json()["pid"]) == (200, first["pid"])
     other = {"name": "alice", "spec": {"command": ["sleep", "2000"]}}
     told = problem(api.post("/api/v1/workers", json=other), 409)
-    assert told["type"] == "urn:tidelock:spec-changed"
+    assert told["type"] == "urn:everdeck:spec-changed"
     assert told["fields"] == ["command"]
     replaced = api.post("/api/v1/workers?replace=1", json=other)
     assert replaced.status_code == 200
@@ -86,7 +86,7 @@ def test_a_worker_is_made_changed_and_removed(api: httpx.Client) -> None:
     assert api.get("/api/v1/workers/alice").json()["state"] == "running"
     assert api.delete("/api/v1/workers/alice").status_code == 204
     told = problem(api.get("/api/v1/workers/alice"), 404)
-    assert told["type"] == "urn:tidelock:unknown-worker"
+    assert told["type"] == "urn:everdeck:unknown-worker"
 
 
 def test_detail_shows_names_of_secrets_and_never_values(api: httpx.Client) -> None:
@@ -290,12 +290,12 @@ def test_metrics_are_read_by_the_standard_parser(api: httpx.Client) -> None:
         for family in text_string_to_metric_families(answer.text)
         for sample in family.samples
     }
-    assert found["tidelock_worker_up", "alice"] == 1
-    assert found["tidelock_worker_up", "bob"] == 0
-    assert found["tidelock_worker_exit_code", "bob"] == 7
-    assert found["tidelock_worker_restarts_total", "alice"] == 0
-    assert found["tidelock_worker_resident_memory_bytes", "alice"] > 0
-    assert found["tidelock_deck_supervised", None] == 1
+    assert found["everdeck_worker_up", "alice"] == 1
+    assert found["everdeck_worker_up", "bob"] == 0
+    assert found["everdeck_worker_exit_code", "bob"] == 7
+    assert found["everdeck_worker_restarts_total", "alice"] == 0
+    assert found["everdeck_worker_resident_memory_bytes", "alice"] > 0
+    assert found["everdeck_deck_supervised", None] == 1
 
 
 def test_samples_are_taken_while_somebody_watches(api: httpx.Client) -> None:
@@ -340,7 +340,7 @@ def test_unknown_paths_and_methods_are_problems_too(api: httpx.Client) -> None:
 
 
 def test_the_typed_client_speaks_for_the_command_line(api: httpx.Client, tmp_path: Path) -> None:
-    """Every verb of `tidelock.client`, and its errors."""
+    """Every verb of `everdeck.client`, and its errors."""
     with Client(_state(api)) as client:
         assert client.start("alice", ["sleep", "1000"], env={"A": "1"}).state is State.RUNNING
         assert client.start("bob", WorkerSpec(("sleep", "1000"))).name == "bob"
@@ -497,5 +497,5 @@ def _connections(person: Person) -> int:
     """Connections as the daemon counts them."""
     with Client(person.state) as client:
         metrics = client.request("GET", "/metrics").decode()
-    line = next(line for line in metrics.splitlines() if line.startswith("tidelock_deck_connections "))
+    line = next(line for line in metrics.splitlines() if line.startswith("everdeck_deck_connections "))
     return int(float(line.split()[1]))

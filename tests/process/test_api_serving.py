@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from everdeck.server import serving
 from support.cli_daemon import PATIENCE_SECONDS, unix_socket
-from tidelock.server import serving
 
 
 async def endless(scope: Any, receive: Any, send: Any) -> None:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from everdeck.deck import AsyncDeck
+from everdeck.errors import EverdeckError
+from everdeck.model import Stop
 from support.child_owner import Owner, Reports
 from support.child_program import SOURCE
-from tidelock.deck import AsyncDeck
-from tidelock.errors import TidelockError
-from tidelock.model import Stop
 
 COLUMNS = {
     "L1 alone": frozenset({"L1"}),
@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 20.0
 
 BOT = """
 import os, signal, sys
-from tidelock.child import lifeline, singleton
+from everdeck.child import lifeline, singleton
 name, fifo, layers, manner = sys.argv[1:5]
 if "L2" in layers:
     singleton(name)
@@ -65,7 +65,7 @@ class Cell:
         self.runtime_dir = directory / "run"
         self.reports = reports
         self.manner = manner
-        self.env = {"PYTHONPATH": SOURCE, "TIDELOCK_RUNTIME_DIR": str(self.runtime_dir)}
+        self.env = {"PYTHONPATH": SOURCE, "EVERDECK_RUNTIME_DIR": str(self.runtime_dir)}
         self.fields = {"lifetime": "bound", "env": self.env}
 
     @property
@@ -107,7 +107,7 @@ class Cell:
                     self.name, self.command, stop=Stop(grace_seconds=GRACE_SECONDS), lifetime="bound", env=self.env
                 )
                 await asyncio.to_thread(self.reports.await_roles_of, self.name, 2)
-            except TidelockError:
+            except EverdeckError:
                 pass
             copies = len(self.copies())
             for pid in self.copies():
@@ -143,7 +143,7 @@ def _others_running(name: str, known: set[int]) -> bool:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) not in known:
             try:
-                if f"TIDELOCK_WORKER={name}\0".encode() in (entry / "environ").read_bytes():
+                if f"EVERDECK_WORKER={name}\0".encode() in (entry / "environ").read_bytes():
                     return True
             except OSError:
                 continue

@@ -147,7 +147,7 @@ def _processes_of(state: Path) -> list[int]:
                 environ = (entry / "environ").read_bytes()
             except OSError:
                 continue
-            if f"TIDELOCK_DIR={state}/".encode() in environ:
+            if f"EVERDECK_DIR={state}/".encode() in environ:
                 found.append(int(entry.name))
     return found
 

@@ -14,7 +14,7 @@ from support.child_program import SOURCE, Program
 
 ASYNCIO_POLL = """
     import asyncio, sys
-    from tidelock.child import lifeline
+    from everdeck.child import lifeline
 
     async def poll():
         reader, writer = await asyncio.open_connection("127.0.0.1", int(sys.argv[1]))
@@ -33,7 +33,7 @@ ASYNCIO_POLL = """
 """
 ANYIO_ON_TRIO_POLL = """
     import anyio, sys
-    from tidelock.child import lifeline
+    from everdeck.child import lifeline
 
     async def poll():
         async with await anyio.connect_tcp("127.0.0.1", int(sys.argv[1])) as stream:
@@ -51,7 +51,7 @@ ANYIO_ON_TRIO_POLL = """
 ANYIO_ON_ASYNCIO_POLL = ANYIO_ON_TRIO_POLL.replace('backend="trio"', 'backend="asyncio"')
 TRIO_POLL = """
     import sys, trio
-    from tidelock.child import lifeline
+    from everdeck.child import lifeline
 
     async def work():
         async with lifeline() as life:
@@ -65,7 +65,7 @@ TRIO_POLL = """
 """
 SCRIPT_POLL = """
     import socket, sys
-    from tidelock.child import lifeline
+    from everdeck.child import lifeline
 
     with lifeline() as life, socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as server:
         server.sendall(b"getUpdates")
@@ -74,7 +74,7 @@ SCRIPT_POLL = """
 """
 THREAD_POLL = """
     import socket, sys, threading
-    from tidelock.child import lifeline
+    from everdeck.child import lifeline
 
     def poll(life):
         with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as server:
@@ -89,7 +89,7 @@ THREAD_POLL = """
 """
 MAIN_POLL = """
     import asyncio, sys
-    from tidelock.child import main
+    from everdeck.child import main
 
     async def work():
         reader, writer = await asyncio.open_connection("127.0.0.1", int(sys.argv[1]))
@@ -164,7 +164,7 @@ def test_a_signal_that_the_main_thread_sleeps_through_is_heard(number: signal.Si
     """The kernel gave it to another thread, so it interrupted nothing; the poll in flight is ended all the same."""
     source = f"""
         import signal, socket, sys, threading
-        from tidelock.child import lifeline
+        from everdeck.child import lifeline
 
         def take_it():
             server_is_polled.wait()
@@ -192,7 +192,7 @@ def test_an_interruption_that_a_finaliser_swallowed_is_said_again(how: str) -> N
     """What a handler raises while a destructor runs is dropped by Python; the body is interrupted all the same."""
     source = """
         import os, signal, sys, time
-        from tidelock.child import lifeline
+        from everdeck.child import lifeline
 
         class Closing:
             def __del__(self):
@@ -219,7 +219,7 @@ def test_a_wait_that_sleeps_through_a_signal_is_ended() -> None:
     """``life.wait()`` with ``interrupt=False``: the signal went to another thread, and the wait hears of it."""
     source = """
         import signal, threading
-        from tidelock.child import lifeline
+        from everdeck.child import lifeline
 
         def take_it():
             signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
@@ -239,7 +239,7 @@ def test_a_signal_after_the_parents_death_harms_nothing() -> None:
     """The thread that listened is gone; a SIGTERM in the farewell is neither an error nor, with SIGPIPE, an end."""
     source = """
         import os, signal, sys
-        from tidelock.child import lifeline
+        from everdeck.child import lifeline
 
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         with lifeline(linger_seconds=None) as life:
@@ -282,7 +282,7 @@ def test_a_parent_that_died_before_the_body_is_noticed(server: DeafServer) -> No
     """Dead before we looked is dead: the body is ended at its first wait."""
     source = """
         import asyncio, sys
-        from tidelock.child import lifeline
+        from everdeck.child import lifeline
         sys.stdin.read()                       # returns when the parent is gone
         async def work():
             async with lifeline() as life:
@@ -299,7 +299,7 @@ def test_a_parent_that_died_before_the_body_is_noticed(server: DeafServer) -> No
 STUBBORN = {
     "a blocked loop": """
         import asyncio, time
-        from tidelock.child import lifeline
+        from everdeck.child import lifeline
 
         async def work():
             async with lifeline(linger_seconds=0.2):
@@ -310,7 +310,7 @@ STUBBORN = {
     """,
     "a thread that asyncio waits for": """
         import asyncio, time
-        from tidelock.child import lifeline
+        from everdeck.child import lifeline
 
         async def work():
             async with lifeline(linger_seconds=0.2):
@@ -321,7 +321,7 @@ STUBBORN = {
     """,
     "a farewell that hangs": """
         import time
-        from tidelock.child import lifeline
+        from everdeck.child import lifeline
 
         with lifeline(linger_seconds=0.2):
             try:
@@ -346,7 +346,7 @@ def test_the_lifeline_is_seen_though_the_program_closed_its_stdin() -> None:
     """The watch has a copy of its own; what the program does with its stdin is its business."""
     source = """
         import sys, os
-        from tidelock.child import lifeline
+        from everdeck.child import lifeline
         with lifeline() as life:
             os.close(0)
             print("in", flush=True)
@@ -364,7 +364,7 @@ def test_what_the_parent_writes_is_left_unread() -> None:
     """The lifeline is never read from: a program whose stdin carries data still gets all of it."""
     source = """
         import os
-        from tidelock.child import lifeline
+        from everdeck.child import lifeline
         with lifeline():
             print("in", flush=True)
             print(os.read(0, 100).decode(), flush=True)
@@ -376,11 +376,11 @@ def test_what_the_parent_writes_is_left_unread() -> None:
         assert program.ended() == 0
 
 
-def test_outside_tidelock_nothing_happens(server: DeafServer) -> None:
+def test_outside_everdeck_nothing_happens(server: DeafServer) -> None:
     """Without the variable an end-of-file on stdin means nothing, notify says False, and SIGTERM still works."""
     source = """
         import os
-        from tidelock.child import lifeline, notify, on_parent_death, watchdog_thread, watchdog_seconds
+        from everdeck.child import lifeline, notify, on_parent_death, watchdog_thread, watchdog_seconds
         on_parent_death(lambda: print("wrong", flush=True))
         watchdog_thread()()
         with lifeline() as life:
@@ -402,8 +402,8 @@ def test_outside_tidelock_nothing_happens(server: DeafServer) -> None:
 @pytest.mark.parametrize("value", ["", "seven", "-1", "99", "99999999999999999999", "1"])
 def test_a_variable_that_names_no_pipe_is_no_lifeline(value: str) -> None:
     """A grandchild inherits the variable but not the pipe; a bad number is no reason to die."""
-    source = "import sys\nfrom tidelock.child import lifeline\nwith lifeline() as life: pass\nsys.exit(life.present)"
-    with Program(source, env={"TIDELOCK_LIFELINE_FD": value}, has_lifeline=False) as program:
+    source = "import sys\nfrom everdeck.child import lifeline\nwith lifeline() as life: pass\nsys.exit(life.present)"
+    with Program(source, env={"EVERDECK_LIFELINE_FD": value}, has_lifeline=False) as program:
         # The number 1 is a pipe here: stdout. Watching a pipe's read-less end is harmless too.
         assert program.ended() in ({0, 1} if value == "1" else {0})
 
@@ -412,7 +412,7 @@ def test_on_parent_death_calls_once_and_can_be_taken_back() -> None:
     """Each promise is called once, from its own thread; one that was taken back is not."""
     source = """
         import threading
-        from tidelock.child import on_parent_death
+        from everdeck.child import on_parent_death
         called = threading.Event()
         on_parent_death(lambda: (print("called", flush=True), called.set()))
         on_parent_death(lambda: print("wrong", flush=True))()
@@ -432,7 +432,7 @@ def test_the_programs_own_handlers_come_back() -> None:
     """After the block SIGTERM and SIGINT are what they were before, and no descriptor stays open."""
     source = """
         import os, signal
-        from tidelock.child import lifeline
+        from everdeck.child import lifeline
         mine = lambda *_: None
         signal.signal(signal.SIGTERM, mine)
         before = sorted(os.listdir("/proc/self/fd"))
@@ -454,7 +454,7 @@ def test_a_cancellation_from_elsewhere_is_not_swallowed() -> None:
     """Only the lifeline's own cancellation ends at the block; a timeout around it still fires."""
     source = """
         import asyncio
-        from tidelock.child import lifeline
+        from everdeck.child import lifeline
 
         async def work():
             try:
@@ -482,7 +482,7 @@ def test_a_second_interrupt_does_not_wait_for_the_farewell() -> None:
     """The first Ctrl-C asks, the second insists."""
     source = """
         import time
-        from tidelock.child import lifeline
+        from everdeck.child import lifeline
         with lifeline():
             try:
                 print("in", flush=True)
@@ -503,25 +503,25 @@ def test_importing_the_child_loads_no_event_loop_and_no_database() -> None:
     """A plain script pays for what it uses: neither asyncio nor threading nor sqlite3 nor the deck."""
     source = """
         import sys
-        import tidelock.child
+        import everdeck.child
         heavy = {"asyncio", "threading", "sqlite3", "socket", "msgspec", "psutil"}
-        print(sorted(m for m in sys.modules if m in heavy or m.startswith("tidelock.")), flush=True)
+        print(sorted(m for m in sys.modules if m in heavy or m.startswith("everdeck.")), flush=True)
     """
     with Program(source) as program:
-        assert program.line() == "['tidelock.child']"
+        assert program.line() == "['everdeck.child']"
 
 
 def test_the_file_works_when_copied_alone(tmp_path: Path) -> None:
     """child.py is one file: copied next to a script, it needs nothing else of the package."""
-    shutil.copy(Path(SOURCE) / "tidelock" / "child.py", tmp_path / "mychild.py")
+    shutil.copy(Path(SOURCE) / "everdeck" / "child.py", tmp_path / "mychild.py")
     source = """
         import sys
-        sys.path[:] = [sys.argv[1], *(p for p in sys.path if "tidelock" not in p and not p.endswith("src"))]
+        sys.path[:] = [sys.argv[1], *(p for p in sys.path if "everdeck" not in p and not p.endswith("src"))]
         from mychild import lifeline
         with lifeline() as life:
             print("in", flush=True)
             life.wait()
-        print([m for m in sys.modules if m.startswith("tidelock")], flush=True)
+        print([m for m in sys.modules if m.startswith("everdeck")], flush=True)
     """
     with Program(source, str(tmp_path)) as program:
         assert program.line() == "in"

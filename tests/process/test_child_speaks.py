@@ -29,7 +29,7 @@ class Ear:
 @pytest.fixture(params=["path", "abstract"])
 def ear(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ear]:
     """Both kinds of addresses that systemd hands out."""
-    listening = Ear(str(tmp_path / "n") if request.param == "path" else f"@tidelock-test-{os.getpid()}")
+    listening = Ear(str(tmp_path / "n") if request.param == "path" else f"@everdeck-test-{os.getpid()}")
     yield listening
     listening.socket.close()
 
@@ -37,7 +37,7 @@ def ear(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ear]:
 def test_notify_sends_one_datagram_with_a_line_per_fact(ear: Ear) -> None:
     """Lines and keywords go together; a newline inside a value cannot make a line of its own."""
     source = """
-        from tidelock.child import notify
+        from everdeck.child import notify
         print(notify("READY=1", STATUS="all\\nwell", MAINPID=7))
     """
     with Program(source, env=ear.env) as program:
@@ -47,10 +47,10 @@ def test_notify_sends_one_datagram_with_a_line_per_fact(ear: Ear) -> None:
 
 def test_an_event_travels_as_json(ear: Ear) -> None:
     """A worker's own event is one field, so that systemd would ignore it."""
-    source = "from tidelock.child import emit\nemit({'dead': 7, 'text': 'a\\nb'})"
+    source = "from everdeck.child import emit\nemit({'dead': 7, 'text': 'a\\nb'})"
     with Program(source, env=ear.env):
         key, _, value = ear.heard().partition("=")
-        assert key == "X_TIDELOCK_EVENT"
+        assert key == "X_EVERDECK_EVENT"
         assert json.loads(value) == {"dead": 7, "text": "a\nb"}
 
 
@@ -58,7 +58,7 @@ def test_a_manager_that_is_away_does_not_hurt(tmp_path: Path) -> None:
     """No socket, a socket nobody listens on, and a full queue are all answered with False, at once."""
     source = """
         import os, socket, sys
-        from tidelock.child import notify
+        from everdeck.child import notify
         print(notify("READY=1"))
         left = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         left.bind(os.environ["NOTIFY_SOCKET"])
@@ -77,7 +77,7 @@ def test_main_says_ready_pings_and_says_farewell(ear: Ear) -> None:
     """``main`` wires all of it: READY=1, pings at half the watchdog's time, STOPPING=1 when told to leave."""
     source = """
         import asyncio
-        from tidelock.child import main
+        from everdeck.child import main
         main(asyncio.Event().wait)
     """
     with Program(source, env=ear.env | {"WATCHDOG_USEC": "100000"}) as program:
@@ -95,7 +95,7 @@ def test_main_says_ready_pings_and_says_farewell(ear: Ear) -> None:
 def test_the_watchdog_thread_stops_pinging_without_progress(ear: Ear) -> None:
     """A thread pings while the function it was given says that there is progress, and no longer."""
     source = """
-        from tidelock.child import watchdog_thread, lifeline
+        from everdeck.child import watchdog_thread, lifeline
         left = iter([True, True, False])
         watchdog_thread(lambda: next(left))
         with lifeline() as life:
@@ -116,7 +116,7 @@ def test_trio_pings_too(ear: Ear) -> None:
     """The async helper sleeps with the loop that runs it."""
     source = """
         import trio
-        from tidelock.child import lifeline, watchdog_pings
+        from everdeck.child import lifeline, watchdog_pings
 
         async def work():
             async with lifeline():
@@ -132,14 +132,14 @@ def test_trio_pings_too(ear: Ear) -> None:
 
 def test_a_watchdog_for_another_process_is_not_ours() -> None:
     """WATCHDOG_PID names the process that is watched; a child that inherits the variables stays silent."""
-    source = "from tidelock.child import watchdog_seconds\nprint(watchdog_seconds())"
+    source = "from everdeck.child import watchdog_seconds\nprint(watchdog_seconds())"
     with Program(source, env={"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}) as program:
         assert program.line() == "None"
 
 
 HOLD = """
     import sys
-    from tidelock.child import lifeline, singleton
+    from everdeck.child import lifeline, singleton
     singleton("bot-7")
     print("alone", flush=True)
     with lifeline() as life:
@@ -149,7 +149,7 @@ HOLD = """
 
 def test_a_second_instance_leaves_with_code_2(tmp_path: Path) -> None:
     """The copy started by hand is told who runs and leaves; when the first dies by SIGKILL the next one may run."""
-    env = {"TIDELOCK_RUNTIME_DIR": str(tmp_path / "run")}
+    env = {"EVERDECK_RUNTIME_DIR": str(tmp_path / "run")}
     with Program(HOLD, env=env) as first:
         assert first.line() == "alone"
         with Program(HOLD, env=env) as second:
@@ -165,10 +165,10 @@ def test_a_second_instance_leaves_with_code_2(tmp_path: Path) -> None:
 
 def test_the_lock_is_not_passed_to_programs_the_worker_runs(tmp_path: Path) -> None:
     """A helper that outlives the worker does not keep the next instance out."""
-    env = {"TIDELOCK_RUNTIME_DIR": str(tmp_path / "run")}
+    env = {"EVERDECK_RUNTIME_DIR": str(tmp_path / "run")}
     source = """
         import subprocess, sys
-        from tidelock.child import singleton
+        from everdeck.child import singleton
         singleton("bot-7")
         helper = subprocess.Popen(["sleep", "60"], close_fds=False, stdout=-3, stderr=-3)
         print(helper.pid, flush=True)
@@ -191,14 +191,14 @@ def test_a_runtime_directory_that_others_may_write_to_is_refused(tmp_path: Path)
     loose = tmp_path / "run"
     loose.mkdir()
     loose.chmod(0o777)
-    with Program(HOLD, env={"TIDELOCK_RUNTIME_DIR": str(loose)}) as program:
+    with Program(HOLD, env={"EVERDECK_RUNTIME_DIR": str(loose)}) as program:
         assert program.ended() == 1
         assert "PermissionError" in program.errors()
 
 
 def test_a_name_that_is_no_file_name_is_refused() -> None:
     """The name becomes a file's name: no slash, nothing empty."""
-    from tidelock.child import Singleton
+    from everdeck.child import Singleton
 
     for name in ("", "../x", "a/b", "a\0b", "x" * 129):
         with pytest.raises(ValueError, match="singleton name"):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from support.cli_daemon import PATIENCE_SECONDS, TIDELOCK, Person, pidfd_of, until
-from tidelock.cli import VERBS, main
+from everdeck.cli import VERBS, main
+from support.cli_daemon import EVERDECK, PATIENCE_SECONDS, Person, pidfd_of, until
 
 SLEEPER = ("--", "sleep", "1000")
 
@@ -77,7 +77,7 @@ def test_the_overview_names_every_verb_and_the_exit_codes(tmp_path: Path) -> Non
         assert f"\n  {verb} " in shown
     assert "3 no owner is running" in shown
     assert Person(tmp_path).types(expect=2).stderr.startswith("usage")
-    assert Person(tmp_path).types("--version").stdout.startswith("tidelock ")
+    assert Person(tmp_path).types("--version").stdout.startswith("everdeck ")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_with_no_owner_reading_works_and_says_so_and_acting_is_exit_code_3(owner
     assert "started" in [json.loads(line)["kind"] for line in events.stdout.splitlines()]
     for words in (("stop", "alice"), ("start", "bob", *SLEEPER), ("rm", "--all"), ("reload",), ("adopt", "x", "99999")):
         refused = owner.types(*words, expect=3)
-        assert "tidelock up" in refused.stderr
+        assert "everdeck up" in refused.stderr
     assert Path(f"/proc/{pid}").exists()
 
 
@@ -152,7 +152,7 @@ def test_an_empty_place_is_an_empty_deck(alone: Person) -> None:
 def test_an_owner_that_serves_no_socket_is_told_apart(alone: Person) -> None:
     """A program that uses the library owns the deck: looking works and says supervised, acting says who it is."""
     program = (
-        "import sys\nfrom tidelock import Deck\n"
+        "import sys\nfrom everdeck import Deck\n"
         "with Deck(sys.argv[1]) as deck:\n"
         "    deck.start('alice', ['sleep', '1000'])\n    print('ready', flush=True)\n    sys.stdin.read()\n"
     )
@@ -200,13 +200,13 @@ def test_a_life_from_start_to_rm(person: Person) -> None:
 
 
 def test_state_may_stand_before_or_after_the_verb_or_in_the_environment(person: Person) -> None:
-    """``--state`` before, ``--state`` after and ``$TIDELOCK_STATE`` are one."""
+    """``--state`` before, ``--state`` after and ``$EVERDECK_STATE`` are one."""
     here = str(person.state)
     for command, env in (
-        ([str(TIDELOCK), "--state", here, "ps", "--json"], {}),
-        ([str(TIDELOCK), f"--state={here}", "ps", "--json"], {}),
-        ([str(TIDELOCK), "ps", "--state", here, "--json"], {}),
-        ([str(TIDELOCK), "ps", "--json"], {"TIDELOCK_STATE": here}),
+        ([str(EVERDECK), "--state", here, "ps", "--json"], {}),
+        ([str(EVERDECK), f"--state={here}", "ps", "--json"], {}),
+        ([str(EVERDECK), "ps", "--state", here, "--json"], {}),
+        ([str(EVERDECK), "ps", "--json"], {"EVERDECK_STATE": here}),
     ):
         shown = subprocess.run(command, capture_output=True, check=True, env=person.env | env).stdout
         assert json.loads(shown)["supervised"] is True
@@ -262,7 +262,7 @@ def test_logs_follow_and_since(person: Person) -> None:
     person.types("start", "alice", "--", "sh", "-c", "echo early; exec sleep 1000")
     until(lambda: "early" in person.types("logs", "alice").stdout)
     follower = subprocess.Popen(
-        [TIDELOCK, "--state", person.state, "logs", "alice", "-f"], stdout=subprocess.PIPE, text=True, env=person.env
+        [EVERDECK, "--state", person.state, "logs", "alice", "-f"], stdout=subprocess.PIPE, text=True, env=person.env
     )
     try:
         assert follower.stdout is not None
@@ -281,7 +281,7 @@ def test_logs_follow_and_since(person: Person) -> None:
 def test_events_follow_survives_the_owner(owner: Person) -> None:
     """A follower resumes after the last event it saw, at the next owner, and misses none."""
     follower = subprocess.Popen(
-        [TIDELOCK, "--state", owner.state, "events", "-f", "--json"],
+        [EVERDECK, "--state", owner.state, "events", "-f", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -380,7 +380,7 @@ def test_doctor_finds_orphans_and_ends_them_only_when_told(person: Person) -> No
     """A process that carries a cookie of this deck which no record knows; a `no` leaves it, a `yes` ends it."""
     person.types("start", "alice", *SLEEPER)
     folder = person.state / "workers" / "alice"
-    env = {"TIDELOCK_COOKIE": "0" * 32, "TIDELOCK_WORKER": "alice", "TIDELOCK_DIR": str(folder)}
+    env = {"EVERDECK_COOKIE": "0" * 32, "EVERDECK_WORKER": "alice", "EVERDECK_DIR": str(folder)}
     orphan = subprocess.Popen(["sleep", "1000"], env=env)
     try:
         report = json.loads(person.types("doctor", "--json", expect=1).stdout)
@@ -425,7 +425,7 @@ def test_doctor_sees_the_thirteen_bots(alone: Person, tmp_path: Path) -> None:
 
 def test_apply_shows_a_plan_and_does_it(person: Person, tmp_path: Path) -> None:
     """Add, change, remove, unchanged; a dry run and a broken file change nothing."""
-    file = tmp_path / "tidelock.toml"
+    file = tmp_path / "everdeck.toml"
     file.write_text(
         '[template.t]\ncommand = ["sleep", "1000"]\n[worker.a]\ntemplate = "t"\n[worker.b]\ntemplate = "t"\n'
     )
@@ -470,8 +470,8 @@ def test_export_writes_what_other_supervisors_read(alone: Person, tmp_path: Path
     assert documents[2]["spec"]["replicas"] == 1
     verify = subprocess.run(["sh", "-c", "command -v systemd-analyze"], capture_output=True, text=True, check=False)
     if verify.returncode == 0:
-        (tmp_path / "tidelock.service").write_text(unit)
-        subprocess.run(["systemd-analyze", "verify", "--man=no", tmp_path / "tidelock.service"], check=True)
+        (tmp_path / "everdeck.service").write_text(unit)
+        subprocess.run(["systemd-analyze", "verify", "--man=no", tmp_path / "everdeck.service"], check=True)
 
 
 def test_completion_knows_verbs_options_and_names(person: Person) -> None:
@@ -481,10 +481,10 @@ def test_completion_knows_verbs_options_and_names(person: Person) -> None:
     assert person.types("complete", "--", "stop", "al").stdout.split() == ["alice"]
     assert "--detach" in person.types("complete", "--", "up", "--d").stdout
     for shell in ("bash", "zsh", "fish"):
-        assert "tidelock complete" in person.types("completion", shell).stdout
+        assert "everdeck complete" in person.types("completion", shell).stdout
     script = person.types("completion", "bash").stdout
-    asked = script + 'COMP_WORDS=(tidelock stop al); COMP_CWORD=2; _tidelock; echo "${COMPREPLY[@]}"'
-    env = person.env | {"TIDELOCK_STATE": str(person.state), "PATH": f"{TIDELOCK.parent}:{os.environ['PATH']}"}
+    asked = script + 'COMP_WORDS=(everdeck stop al); COMP_CWORD=2; _everdeck; echo "${COMPREPLY[@]}"'
+    env = person.env | {"EVERDECK_STATE": str(person.state), "PATH": f"{EVERDECK.parent}:{os.environ['PATH']}"}
     shown = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, env=env, check=True).stdout
     assert shown.strip() == "alice"
 
@@ -499,9 +499,9 @@ def test_colours_only_in_a_terminal(person: Person) -> None:
     words = ["--state", str(person.state), "ps"]
     env = {**person.env, "TERM": "xterm"}
     env.pop("NO_COLOR", None)
-    in_terminal, _ = pexpect.run(f"{TIDELOCK} {' '.join(words)}", env=env, withexitstatus=True)
+    in_terminal, _ = pexpect.run(f"{EVERDECK} {' '.join(words)}", env=env, withexitstatus=True)
     assert b"\x1b[32mrunning" in in_terminal
-    plain, _ = pexpect.run(f"{TIDELOCK} {' '.join(words)}", env={**env, "NO_COLOR": "1"}, withexitstatus=True)
+    plain, _ = pexpect.run(f"{EVERDECK} {' '.join(words)}", env={**env, "NO_COLOR": "1"}, withexitstatus=True)
     assert b"\x1b[" not in plain
 
 
@@ -511,11 +511,11 @@ def test_stop_all_shows_its_progress_and_rm_all_asks_in_a_terminal(person: Perso
     (tmp_path / "t.toml").write_text(workers)
     person.types("apply", tmp_path / "t.toml")
     env = {**person.env, "TERM": "xterm"}
-    shown, code = pexpect.run(f"{TIDELOCK} --state {person.state} stop --all", env=env, withexitstatus=True, timeout=60)
+    shown, code = pexpect.run(f"{EVERDECK} --state {person.state} stop --all", env=env, withexitstatus=True, timeout=60)
     assert code == 0
     assert b"/30" in shown
     assert b"30 stopped" in shown
-    asking = pexpect.spawn(str(TIDELOCK), ["--state", str(person.state), "rm", "--all"], env=env, timeout=60)
+    asking = pexpect.spawn(str(EVERDECK), ["--state", str(person.state), "rm", "--all"], env=env, timeout=60)
     asking.expect("with logs and data")
     asking.sendline("n")
     asking.expect(pexpect.EOF)
@@ -530,7 +530,7 @@ def test_top_shows_the_deck_and_acts_on_a_key(person: Person) -> None:
     person.types("start", "alice", *SLEEPER)
     env = {**person.env, "TERM": "xterm-256color"}
     view = pexpect.spawn(
-        str(TIDELOCK),
+        str(EVERDECK),
         ["--state", str(person.state), "top", "--interval", "0.2"],
         env=env,
         timeout=60,
@@ -548,10 +548,10 @@ def test_top_shows_the_deck_and_acts_on_a_key(person: Person) -> None:
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(person: Person) -> None:
-    """``tidelock events | head -1`` ends quietly."""
+    """``everdeck events | head -1`` ends quietly."""
     person.types("start", "alice", *SLEEPER)
     shown = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {TIDELOCK} --state {person.state} events --json | head -1"],
+        ["bash", "-c", f"set -o pipefail; {EVERDECK} --state {person.state} events --json | head -1"],
         capture_output=True,
         text=True,
         env=person.env,
@@ -572,7 +572,7 @@ def test_the_demo_tour_runs_whole_and_leaves_nothing_behind(tmp_path: Path) -> N
     assert "Nothing was lost, and nothing runs twice." in shown
     assert "not supervised" in shown
     assert "login?token=" in shown
-    assert list(tmp_path.glob("tidelock-demo-*")) == []
+    assert list(tmp_path.glob("everdeck-demo-*")) == []
     assert not _processes_with(str(tmp_path))
     assert time.monotonic() - began < PATIENCE_SECONDS
 
@@ -580,7 +580,7 @@ def test_the_demo_tour_runs_whole_and_leaves_nothing_behind(tmp_path: Path) -> N
 def test_the_demo_in_a_terminal_waits_and_cleans_up_after_ctrl_c(tmp_path: Path) -> None:
     """Interrupted in the middle, it still leaves nothing behind."""
     person = Person(tmp_path / "unused", TMPDIR=str(tmp_path), TERM="xterm")
-    tour = pexpect.spawn(str(TIDELOCK), ["demo", "--no-page"], env=person.env, timeout=60)
+    tour = pexpect.spawn(str(EVERDECK), ["demo", "--no-page"], env=person.env, timeout=60)
     try:
         tour.expect("Press Enter to go on")
         tour.sendline("")
@@ -589,10 +589,10 @@ def test_the_demo_in_a_terminal_waits_and_cleans_up_after_ctrl_c(tmp_path: Path)
         tour.expect(pexpect.EOF)
     finally:
         tour.close(force=True)
-    assert list(tmp_path.glob("tidelock-demo-*")) == []
+    assert list(tmp_path.glob("everdeck-demo-*")) == []
     assert not _processes_with(str(tmp_path))
 
 
 def _processes_with(place: str) -> list[str]:
     shown = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in shown.splitlines() if place in line and "tidelock" in line]
+    return [line for line in shown.splitlines() if place in line and "everdeck" in line]

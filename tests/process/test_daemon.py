@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from support.cli_daemon import PATIENCE_SECONDS, TIDELOCK, Person, pidfd_of, processes_of, unix_socket, until
-from tidelock.client import Client, Refusal
-from tidelock.errors import ClientError, NoOwner, TidelockError
+from everdeck.client import Client, Refusal
+from everdeck.errors import ClientError, EverdeckError, NoOwner
+from support.cli_daemon import EVERDECK, PATIENCE_SECONDS, Person, pidfd_of, processes_of, unix_socket, until
 
 SLEEPER = ("--", "sleep", "1000")
 
@@ -35,8 +35,8 @@ def person(tmp_path: Path) -> Iterator[Person]:
 
 @contextlib.contextmanager
 def foreground(person: Person, *words: str, **env: str) -> Iterator["subprocess.Popen[str]"]:
-    """``tidelock up`` in the foreground, with its output on pipes."""
-    command = [str(TIDELOCK), "up", "--state", str(person.state), *words]
+    """``everdeck up`` in the foreground, with its output on pipes."""
+    command = [str(EVERDECK), "up", "--state", str(person.state), *words]
     daemon = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=person.env | env)
     try:
         yield daemon
@@ -137,7 +137,7 @@ def test_a_broken_file_is_refused_before_anything_is_touched(person: Person, tmp
 
 def test_the_file_is_applied_and_its_server_table_heard(person: Person, tmp_path: Path) -> None:
     """Workers start, [server] sets the address, and what a later file leaves out is removed."""
-    file = tmp_path / "tidelock.toml"
+    file = tmp_path / "everdeck.toml"
     worker = '[worker.{}]\ncommand = ["sleep", "1000"]\n'
     file.write_text('[server]\nlisten = "127.0.0.1:0"\n' + worker.format("a") + worker.format("b"))
     shown = person.types("up", file, "--detach").stdout
@@ -171,7 +171,7 @@ def test_the_link_is_shown_on_the_terminal_and_kept_out_of_the_journal(person: P
     read_fd, write_fd = os.pipe()
     facts = os.fstat(write_fd)
     journal = f"{facts.st_dev}:{facts.st_ino}"
-    command = [str(TIDELOCK), "up", "--state", str(person.state), "--listen", "127.0.0.1:0"]
+    command = [str(EVERDECK), "up", "--state", str(person.state), "--listen", "127.0.0.1:0"]
     daemon = subprocess.Popen(command, stdout=write_fd, stderr=write_fd, env=person.env | {"JOURNAL_STREAM": journal})
     os.close(write_fd)
     try:
@@ -221,7 +221,7 @@ def test_reload_keeps_pid_children_exit_codes_and_streams(person: Person) -> Non
     person.types("start", "bound", "--bound", *SLEEPER)
     before = {worker["name"]: worker["pid"] for worker in person.seen()["workers"]}
     follower = subprocess.Popen(
-        [TIDELOCK, "--state", person.state, "events", "-f", "--json"],
+        [EVERDECK, "--state", person.state, "events", "-f", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -324,7 +324,7 @@ def test_killed_under_a_load_of_verbs_the_registry_agrees_with_the_kernel(person
                 acknowledged[name] = before  # nobody was reached, so nothing was asked
             except Refusal as refusal:
                 acknowledged[name] = "absent" if refusal.kind == "unknown-worker" else None
-            except TidelockError as error:
+            except EverdeckError as error:
                 if "went away before it answered" not in str(error):
                     unclear.append(str(error))
             except Exception as error:  # noqa: BLE001 - any other class is the finding of this test
@@ -368,7 +368,7 @@ def _sleepers(state: Path) -> dict[str, int]:
     for pid in processes_of(state):
         with contextlib.suppress(OSError):
             environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            name = next((word[16:].decode() for word in environ if word.startswith(b"TIDELOCK_WORKER=")), None)
+            name = next((word[16:].decode() for word in environ if word.startswith(b"EVERDECK_WORKER=")), None)
             if name is not None:
                 assert name not in found, f"two processes of {name}: {found[name]} and {pid}"
                 found[name] = pid

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import tidelock.server
+import everdeck.server
 from support.cli_daemon import Person
 
 POINTS = sorted(
     point
-    for path in Path(tidelock.server.__file__).parent.rglob("*.py")
+    for path in Path(everdeck.server.__file__).parent.rglob("*.py")
     for point in re.findall(r'crash_point\("([^"]+)"\)', path.read_text(encoding="utf-8"))
 )
 
@@ -37,9 +37,9 @@ def test_a_killed_apply_is_finished_by_the_next(person: Person, tmp_path: Path, 
     kept = person.worker("kept")["pid"]
     person.kills(person.owner())
 
-    person.env["TIDELOCK_CRASH_AT"] = point
+    person.env["EVERDECK_CRASH_AT"] = point
     person.up("--no-http")
-    del person.env["TIDELOCK_CRASH_AT"]
+    del person.env["EVERDECK_CRASH_AT"]
     file.write_text(worker.format("kept") + worker.format("new"))
     killed = person.types("apply", str(file), expect=1)
     assert "went away before it answered" in killed.stderr

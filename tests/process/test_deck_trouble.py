@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from everdeck import Deck, EverdeckError, Restart, State
+from everdeck.deck.peek import peek
+from everdeck.errors import RegistryTooNew, RegistryUnavailable, StateDirRefused
+from everdeck.registry import Registry
 from support.deck_owner import owner, until
-from tidelock import Deck, Restart, State, TidelockError
-from tidelock.deck.peek import peek
-from tidelock.errors import RegistryTooNew, RegistryUnavailable, StateDirRefused
-from tidelock.registry import Registry
 
 FOREVER = ["sleep", "1000"]
 
@@ -45,7 +45,7 @@ def test_a_full_disk_fails_the_verb_and_harms_nobody(small_disk: Path) -> None:
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
                 file.write(b"x" * 4096)
-        with pytest.raises(TidelockError, match=r"disk is full|No space"):
+        with pytest.raises(EverdeckError, match=r"disk is full|No space"):
             _start_until_refused(deck)
         assert deck.status("first").pid == first.pid
         filler.unlink()
@@ -64,7 +64,7 @@ def _start_until_refused(deck: Deck) -> None:
 
 def test_a_locked_registry_fails_the_verb_until_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody holds the database: the verb says so after a while; afterwards it works."""
-    monkeypatch.setattr("tidelock.registry.store._BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("everdeck.registry.store._BUSY_SECONDS", 0.1)
     with Deck(tmp_path / "state") as deck:
         first = deck.start("first", FOREVER, restart=Restart(backoff_seconds=0))
         blocker = sqlite3.connect(tmp_path / "state" / "deck.db", isolation_level=None)
@@ -91,7 +91,7 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 
 def test_a_newer_registry_is_refused_and_left_untouched(tmp_path: Path) -> None:
-    """Going back to an older Tidelock must not damage what the newer one wrote."""
+    """Going back to an older Everdeck must not damage what the newer one wrote."""
     state = tmp_path / "state"
     with Deck(state):
         pass
@@ -134,7 +134,7 @@ def test_a_corrupt_registry_is_set_aside_and_live_workers_are_found_again(tmp_pa
 
 
 def _dead(pid: int) -> bool:
-    from tidelock.kernel.identity import read_stat
+    from everdeck.kernel.identity import read_stat
 
     return read_stat(pid).dead
 
@@ -144,7 +144,7 @@ def test_the_schema_is_the_sum_of_its_migrations(tmp_path: Path) -> None:
     registry = Registry.open(tmp_path / "fresh.db")
     registry.close()
     stepwise = sqlite3.connect(tmp_path / "stepwise.db")
-    folder = Path(__file__).parents[2] / "src" / "tidelock" / "registry" / "migrations"
+    folder = Path(__file__).parents[2] / "src" / "everdeck" / "registry" / "migrations"
     for script in sorted(folder.glob("*.sql")):
         stepwise.executescript(script.read_text())
     fresh = sqlite3.connect(tmp_path / "fresh.db")

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.deck_owner import until
-from tidelock import (
+from everdeck import (
     AsyncDeck,
     Deck,
     Exited,
@@ -30,10 +29,11 @@ from tidelock import (
     WorkerFailed,
     WorkerSpec,
 )
-from tidelock.errors import DeckClosed, DeckOwned, LockConflict, ResourceExhausted, SpawnFailed
-from tidelock.kernel import flock, logreader
-from tidelock.kernel import identity as ids
-from tidelock.model import Event, Identity
+from everdeck.errors import DeckClosed, DeckOwned, LockConflict, ResourceExhausted, SpawnFailed
+from everdeck.kernel import flock, logreader
+from everdeck.kernel import identity as ids
+from everdeck.model import Event, Identity
+from support.deck_owner import until
 
 FOREVER = ["sleep", "1000"]
 
@@ -143,7 +143,7 @@ def test_nobody_of_many_waits_for_a_slow_one(state: Path) -> None:
 
 def test_many_leave_the_loop_to_others(state: Path) -> None:
     """Workers that speak while many others are being started are heard: the loop is never away for long."""
-    code = "from tidelock.child import notify; import time; notify('READY=1'); time.sleep(1000)"
+    code = "from everdeck.child import notify; import time; notify('READY=1'); time.sleep(1000)"
 
     async def scenario() -> None:
         async with AsyncDeck(state) as deck:
@@ -273,7 +273,7 @@ def test_integers_are_names_and_bad_names_are_refused(state: Path) -> None:
         ({"comand": 1}, "comand"),
         ({"env": {"A": 1}}, "env"),
         ({"env": {"A=B": "x"}}, "env"),
-        ({"env": {"TIDELOCK_COOKIE": "x"}}, "TIDELOCK_COOKIE"),
+        ({"env": {"EVERDECK_COOKIE": "x"}}, "EVERDECK_COOKIE"),
         ({"lifetime": "forever"}, "lifetime"),
         ({"umask": 0o1000}, "umask"),
         ({"user": "no-such-user"}, "user"),
@@ -606,7 +606,7 @@ def test_a_very_deep_state_directory_works(tmp_path: Path) -> None:
         command = [
             sys.executable,
             "-c",
-            "from tidelock.child import notify\nnotify(STATUS='deep')\nimport time;time.sleep(999)",
+            "from everdeck.child import notify\nnotify(STATUS='deep')\nimport time;time.sleep(999)",
         ]
         deck.start("alice", command)
         until(lambda: deck.status("alice").status_text == "deep")

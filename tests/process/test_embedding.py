@@ -8,9 +8,9 @@ import sys
 import threading
 from pathlib import Path
 
+from everdeck import AsyncDeck, Deck, DeckClosed, Restart, State
 from support.deck_owner import until
 from support.repo_processes import end_all_under, own_children
-from tidelock import AsyncDeck, Deck, DeckClosed, Restart, State
 
 FOREVER = ["sleep", "1000"]
 
@@ -82,7 +82,7 @@ def test_the_host_keeps_its_signals_its_children_and_its_directory(tmp_path: Pat
 def test_a_host_that_ignores_sigchld_starts_many_short_lives(tmp_path: Path) -> None:
     """They are gone and reaped before anybody can look who they are: all are started, and nothing of them is left."""
     code = (
-        "import signal,sys,time\nsignal.signal(signal.SIGCHLD,signal.SIG_IGN)\nfrom tidelock import *\n"
+        "import signal,sys,time\nsignal.signal(signal.SIGCHLD,signal.SIG_IGN)\nfrom everdeck import *\n"
         "with Deck(sys.argv[1]) as deck:\n"
         "  started=deck.start_many({f'w{n}': ['sh','-c','setsid sleep 1000 & exit 0'] for n in range(20)},"
         " restart=Restart('never'))\n"
@@ -102,7 +102,7 @@ def test_a_host_that_ignores_sigchld_starts_many_short_lives(tmp_path: Path) -> 
 def test_a_host_that_ignores_sigchld_still_learns_of_deaths(tmp_path: Path) -> None:
     """The kernel reaps for such a host; deaths come from pidfds all the same."""
     code = (
-        "import signal,sys,time\nsignal.signal(signal.SIGCHLD,signal.SIG_IGN)\nfrom tidelock import *\n"
+        "import signal,sys,time\nsignal.signal(signal.SIGCHLD,signal.SIG_IGN)\nfrom everdeck import *\n"
         "with Deck(sys.argv[1]) as deck:\n"
         "  deck.start('a',['sh','-c','exit 3'],restart=Restart('never'))\n"
         "  while deck.status('a').state!='exited': time.sleep(0.01)\n"
@@ -140,7 +140,7 @@ def test_a_forked_copy_refuses_and_breaks_nothing(tmp_path: Path) -> None:
 def test_a_fork_that_outlives_the_owner_does_not_keep_the_deck(tmp_path: Path) -> None:
     """A pre-forking server's children must not hold the deck's lock when their parent dies."""
     code = (
-        "import os,sys,time\nfrom tidelock import Deck\ndeck=Deck(sys.argv[1])\npid=os.fork()\n"
+        "import os,sys,time\nfrom everdeck import Deck\ndeck=Deck(sys.argv[1])\npid=os.fork()\n"
         "if pid==0:\n  print('forked',os.getpid(),flush=True)\n  time.sleep(100)\nos.wait()\n"
     )
     with subprocess.Popen(
@@ -184,7 +184,7 @@ def test_a_quiet_deck_does_not_wake_up(tmp_path: Path) -> None:
         def switches() -> dict[str, int]:
             counts = {}
             for task in Path("/proc/self/task").iterdir():
-                if int(task.name) != os.getpid() and "tidelock" in (task / "comm").read_text() + _names().get(
+                if int(task.name) != os.getpid() and "everdeck" in (task / "comm").read_text() + _names().get(
                     task.name, ""
                 ):
                     text = (task / "status").read_text()

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
+from everdeck.deck import AsyncDeck, guardian_link
+from everdeck.deck.guardian_link import GuardianLink
+from everdeck.deck.watch import DeathWatch
+from everdeck.kernel.containment import Tree, new_cookie
 from support.child_owner import Owner, Reports
 from support.child_program import Program
-from tidelock.deck import AsyncDeck, guardian_link
-from tidelock.deck.guardian_link import GuardianLink
-from tidelock.deck.watch import DeathWatch
-from tidelock.kernel.containment import Tree, new_cookie
 
 WORST = Path(__file__).parents[1] / "support" / "child_worst.py"
 PATIENCE_SECONDS = 20.0
 
 COOPERATING = """
 import os, sys
-from tidelock.child import lifeline
+from everdeck.child import lifeline
 with lifeline() as life:
     with open(sys.argv[2], "w") as fifo:
         fifo.write(f"{sys.argv[1]} leader {os.getpid()}\\n")
@@ -146,7 +146,7 @@ def test_a_new_owner_and_the_guardian_work_side_by_side(tmp_path: Path, reports:
 
     async def reopen() -> None:
         async with AsyncDeck(state) as deck:
-            from tidelock.model import Stop
+            from everdeck.model import Stop
 
             second = Reports(tmp_path / "second")
             try:
@@ -174,8 +174,8 @@ def test_a_fork_of_the_owner_is_not_the_owner(tmp_path: Path, reports: Reports) 
     state = tmp_path / "state"
     source = """
         import asyncio, os, signal, sys, warnings
-        from tidelock.deck import AsyncDeck
-        from tidelock.model import Stop
+        from everdeck.deck import AsyncDeck
+        from everdeck.model import Stop
         warnings.simplefilter("ignore", DeprecationWarning)      # forking beside threads is what is tested
 
         async def main():
@@ -208,8 +208,8 @@ def test_an_exec_in_place_keeps_workers_and_guardian(tmp_path: Path, reports: Re
     state = tmp_path / "state"
     source = """
         import asyncio, json, os, re, sys
-        from tidelock.deck import AsyncDeck
-        from tidelock.model import Stop
+        from everdeck.deck import AsyncDeck
+        from everdeck.model import Stop
 
         async def main():
             deck = AsyncDeck(sys.argv[1])
@@ -257,7 +257,7 @@ def test_orphans_of_a_subreaper_are_found(tmp_path: Path, reports: Reports) -> N
     """
     owner = (
         "import asyncio, json, re, sys\n"
-        "from tidelock.deck import AsyncDeck\n"
+        "from everdeck.deck import AsyncDeck\n"
         "async def main():\n"
         "    deck = AsyncDeck(sys.argv[1])\n"
         "    await deck.open()\n"
@@ -284,11 +284,11 @@ def test_a_start_that_nobody_could_record_is_ended(tmp_path: Path, reports: Repo
     source = """
         import asyncio, os, signal, sys
         from pathlib import Path
-        from tidelock.deck.guardian_link import GuardianLink
-        from tidelock.deck.watch import DeathWatch
-        from tidelock.kernel import flock
-        from tidelock.kernel.containment import Tree, new_cookie
-        from tidelock.kernel.spawn import spawn
+        from everdeck.deck.guardian_link import GuardianLink
+        from everdeck.deck.watch import DeathWatch
+        from everdeck.kernel import flock
+        from everdeck.kernel.containment import Tree, new_cookie
+        from everdeck.kernel.spawn import spawn
 
         async def main():
             watch = DeathWatch()
@@ -297,7 +297,7 @@ def test_a_start_that_nobody_could_record_is_ended(tmp_path: Path, reports: Repo
             lock_fd = flock.take(lock)
             GuardianLink(watch).bind(Tree("bot", cookie, lock), signal.SIGTERM, 0.2)
             null = os.open(os.devnull, os.O_RDWR)
-            env = {"TIDELOCK_COOKIE": cookie, "PATH": os.environ["PATH"]}
+            env = {"EVERDECK_COOKIE": cookie, "PATH": os.environ["PATH"]}
             spawn(sys.argv[2:], env=env, cwd="/", stdin_fd=null, stdout_fd=null, stderr_fd=null, keep_fds=[lock_fd])
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from everdeck.deck import AsyncDeck
+from everdeck.kernel.notify import address_for
+from everdeck.model import Event, EventKind, Health, Restart
 from support.child_owner import Owner
 from support.child_program import SOURCE
-from tidelock.deck import AsyncDeck
-from tidelock.kernel.notify import address_for
-from tidelock.model import Event, EventKind, Health, Restart
 
 PATIENCE_SECONDS = 30.0
 QUICK = Restart("on-failure", backoff_seconds=0.01, backoff_cap_seconds=0.01, max_crashes=50)
@@ -24,7 +24,7 @@ ENV = {"PYTHONPATH": SOURCE}
 
 SPEAKER = """
 import os, signal, sys, time
-from tidelock.child import emit, notify
+from everdeck.child import emit, notify
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 signal.signal(signal.SIGUSR1, lambda *_: notify(STATUS="heard again"))
 signal.signal(signal.SIGUSR2, lambda *_: emit({"dead": 1}))
@@ -37,9 +37,9 @@ while True:
 @pytest.fixture(autouse=True)
 def _short_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The notify socket of a deck in a temporary directory gets a runtime directory of its own."""
-    with tempfile.TemporaryDirectory(prefix="tidelock-test-", dir="/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix="everdeck-test-", dir="/tmp") as directory:
         Path(directory).chmod(0o711)
-        monkeypatch.setenv("TIDELOCK_RUNTIME_DIR", directory)
+        monkeypatch.setenv("EVERDECK_RUNTIME_DIR", directory)
         yield
 
 
@@ -121,7 +121,7 @@ def test_a_start_that_never_gets_ready_is_replaced(tmp_path: Path) -> None:
 def test_a_worker_keeps_being_heard_after_its_owner_was_killed(tmp_path: Path) -> None:
     """The socket survives the owner: adopted, still healthy, and what it says next is heard by the next owner."""
     state = tmp_path / "state"
-    with Owner(env={"TIDELOCK_RUNTIME_DIR": os.environ["TIDELOCK_RUNTIME_DIR"]}) as owner:
+    with Owner(env={"EVERDECK_RUNTIME_DIR": os.environ["EVERDECK_RUNTIME_DIR"]}) as owner:
         owner.do("open", state)
         owner.do("start", state, "alice", [sys.executable, "-c", SPEAKER], env=ENV, health={"notify": True})
         while owner.do("status", state, "alice")["health"] != "healthy":
@@ -172,8 +172,8 @@ def test_one_worker_cannot_speak_for_another(tmp_path: Path) -> None:
             stranger = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-c",
-                "from tidelock.child import notify; assert notify('READY=1', STATUS='I am alice')",
-                env=ENV | {"NOTIFY_SOCKET": address_for(deck.state_dir), "TIDELOCK_WORKER": "alice"},
+                "from everdeck.child import notify; assert notify('READY=1', STATUS='I am alice')",
+                env=ENV | {"NOTIFY_SOCKET": address_for(deck.state_dir), "EVERDECK_WORKER": "alice"},
             )
             assert await stranger.wait() == 0
             bob = await deck.status("bob")
@@ -209,7 +209,7 @@ def test_a_worker_of_another_user_is_heard() -> None:
         pytest.skip("there is no user called nobody")
     if shutil.which("systemd-notify") is None:
         pytest.skip("systemd-notify is not installed")
-    with tempfile.TemporaryDirectory(prefix="tidelock-test-", dir="/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix="everdeck-test-", dir="/tmp") as directory:
         Path(directory).chmod(0o711)
 
         async def scenario() -> None:

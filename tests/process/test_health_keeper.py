@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tidelock.deck.health import HealthKeeper
-from tidelock.model import Health
+from everdeck.deck.health import HealthKeeper
+from everdeck.model import Health
 
-ENV = {"PATH": os.environ["PATH"], "TIDELOCK_COOKIE": "test"}
+ENV = {"PATH": os.environ["PATH"], "EVERDECK_COOKIE": "test"}
 
 
 class Told:
@@ -327,10 +327,10 @@ def test_status_and_events_of_a_watched_worker_are_passed_on() -> None:
         told.watch("bob", Health(notify=True))
         told.keeper.notified("bob", {"STATUS": "x" * 1000})
         assert await told.next() == ("status", "bob", "x" * 500)
-        told.keeper.notified("bob", {"X_TIDELOCK_EVENT": json.dumps({"dead": 7})})
+        told.keeper.notified("bob", {"X_EVERDECK_EVENT": json.dumps({"dead": 7})})
         assert await told.next() == ("event", "bob", {"dead": 7})
         for nonsense in ("", "[1]", "{", "7"):
-            told.keeper.notified("bob", {"X_TIDELOCK_EVENT": nonsense})
+            told.keeper.notified("bob", {"X_EVERDECK_EVENT": nonsense})
         assert told.queue.empty()
 
     run(scenario)

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
+from everdeck.deck import logs as deck_logs
+from everdeck.deck.logs import LogKeeper
+from everdeck.kernel import logfiles, logledger, logreader
+from everdeck.model import Log
 from support.logs_namespace import CANNOT
 from support.logs_places import directory_on
 from support.logs_waiting import until
 from support.logs_writer import LINE_BYTES, assert_numbered, numbered, writer_command
-from tidelock.deck import logs as deck_logs
-from tidelock.deck.logs import LogKeeper
-from tidelock.kernel import logfiles, logledger, logreader
-from tidelock.model import Log
 
 OWNER = Path(__file__).parent.parent / "support" / "logs_owner.py"
 DEADLINE_SECONDS = 90
@@ -485,8 +485,8 @@ def test_without_inotify_logs_are_still_rotated(tmp_path: Path) -> None:
     program = f"""
 import asyncio, logging, os, sys
 from pathlib import Path
-from tidelock.deck.logs import LogKeeper
-from tidelock.model import Log
+from everdeck.deck.logs import LogKeeper
+from everdeck.model import Log
 logging.basicConfig()
 sys.path.insert(0, sys.argv[1])
 from support.logs_namespace import forbid_inotify

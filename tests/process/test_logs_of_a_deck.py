@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from everdeck import Deck
+from everdeck.kernel import inotify, logfiles, logledger, logreader
+from everdeck.registry import read_only
 from support.deck_owner import until
 from support.logs_writer import assert_numbered, writer_command
-from tidelock import Deck
-from tidelock.kernel import inotify, logfiles, logledger, logreader
-from tidelock.registry import read_only
 
 DEADLINE_SECONDS = 90
 COUNT = 2_000_000
@@ -23,7 +23,7 @@ MAX_BYTES = 10_000_000
 _OWNER = textwrap.dedent(
     """
     import sys
-    from tidelock import Deck, Log, Restart
+    from everdeck import Deck, Log, Restart
     state, max_bytes, command = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     with Deck(state) as deck:
         if command:
@@ -69,7 +69,7 @@ def written_by_the_worker(log_dir: Path) -> Iterator[bytes]:
     rest = b""
     for block in logreader.raw(log_dir):
         *lines, rest = (rest + block).split(b"\n")
-        yield b"".join(line + b"\n" for line in lines if not line.startswith(b"--- tidelock "))
+        yield b"".join(line + b"\n" for line in lines if not line.startswith(b"--- everdeck "))
     assert rest == b""
 
 

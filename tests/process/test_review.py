@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tidelock import AsyncDeck, Deck, DeckClosed, Restart, Stop
-from tidelock.errors import RegistryUnavailable
-from tidelock.model import EventKind, WorkerStatus
+from everdeck import AsyncDeck, Deck, DeckClosed, Restart, Stop
+from everdeck.errors import RegistryUnavailable
+from everdeck.model import EventKind, WorkerStatus
 
 DEADLINE_SECONDS = 60
 DEAF = [

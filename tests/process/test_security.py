@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from everdeck.errors import StateDirRefused
+from everdeck.server.auth import GUESS_WINDOW_SECONDS, GUESSES, SESSION_SECONDS, GuessLimit, Keys, token_of
 from support.cli_daemon import PATIENCE_SECONDS, Person, free_port, until
-from tidelock.errors import StateDirRefused
-from tidelock.server.auth import GUESS_WINDOW_SECONDS, GUESSES, SESSION_SECONDS, GuessLimit, Keys, token_of
 
 SLEEPER = ("--", "sleep", "1000")
 
@@ -119,8 +119,8 @@ def test_the_link_logs_in_and_cookies_are_strict(served: Served, browser: httpx.
     assert answer.status_code == 303
     assert answer.headers["location"] == "/"
     cookies = answer.headers.get_list("set-cookie")
-    session = next(cookie for cookie in cookies if cookie.startswith("tidelock_session="))
-    csrf = next(cookie for cookie in cookies if cookie.startswith("tidelock_csrf="))
+    session = next(cookie for cookie in cookies if cookie.startswith("everdeck_session="))
+    csrf = next(cookie for cookie in cookies if cookie.startswith("everdeck_csrf="))
     assert "HttpOnly" in session
     assert "SameSite=Strict" in session
     assert "SameSite=Strict" in csrf
@@ -128,12 +128,12 @@ def test_the_link_logs_in_and_cookies_are_strict(served: Served, browser: httpx.
     assert served.token not in "".join(cookies)
     assert browser.get("/api/v1/workers").status_code == 200
     assert browser.post("/api/v1/workers/alice/reset").status_code == 403
-    assert browser.post("/api/v1/workers/alice/reset", headers={"X-Tidelock-CSRF": "guess"}).status_code == 403
-    value = browser.cookies["tidelock_csrf"]
-    assert browser.post("/api/v1/workers/alice/reset", headers={"X-Tidelock-CSRF": value}).status_code == 200
-    browser.cookies.set("tidelock_session", browser.cookies["tidelock_session"][:-2] + "xx")
+    assert browser.post("/api/v1/workers/alice/reset", headers={"X-Everdeck-CSRF": "guess"}).status_code == 403
+    value = browser.cookies["everdeck_csrf"]
+    assert browser.post("/api/v1/workers/alice/reset", headers={"X-Everdeck-CSRF": value}).status_code == 200
+    browser.cookies.set("everdeck_session", browser.cookies["everdeck_session"][:-2] + "xx")
     browser.cookies.clear()
-    assert browser.get("/api/v1/workers", headers={"Cookie": "tidelock_session=1.x.y"}).status_code == 401
+    assert browser.get("/api/v1/workers", headers={"Cookie": "everdeck_session=1.x.y"}).status_code == 401
 
 
 def test_a_form_logs_in_and_out(served: Served, browser: httpx.Client) -> None:
@@ -141,8 +141,8 @@ def test_a_form_logs_in_and_out(served: Served, browser: httpx.Client) -> None:
     assert browser.post("/api/v1/login", json={"token": "wrong"}).status_code == 401
     assert browser.post("/api/v1/login", json={"token": served.token}).status_code == 204
     assert browser.get("/api/v1/workers").status_code == 200
-    value = browser.cookies["tidelock_csrf"]
-    assert browser.post("/api/v1/logout", headers={"X-Tidelock-CSRF": value}).status_code == 204
+    value = browser.cookies["everdeck_csrf"]
+    assert browser.post("/api/v1/logout", headers={"X-Everdeck-CSRF": value}).status_code == 204
     assert browser.get("/api/v1/workers").status_code == 401
 
 

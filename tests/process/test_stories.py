@@ -1,4 +1,4 @@
-"""The three stories that Tidelock was made for, told as their users saw them."""
+"""The three stories that Everdeck was made for, told as their users saw them."""
 
 import os
 import signal
@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from everdeck import Deck, Restart, State, Stop
+from everdeck.kernel.identity import read_stat
 from support.deck_owner import copies, owner, until
-from tidelock import Deck, Restart, State, Stop
-from tidelock.kernel.identity import read_stat
 
 # A bot that polls for ever, cares neither for its standard input nor for SIGTERM, and is found by its mark.
 STUBBORN_BOT = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()"
@@ -62,7 +62,7 @@ def test_a_zombie_does_not_make_stop_hang(tmp_path: Path) -> None:
     state = tmp_path / "state"
     # The first owner closes its deck but lives on, and never waits for its children: they stay zombies.
     code = (
-        "import sys,json\nfrom tidelock import Deck\ndeck=Deck(sys.argv[1])\n"
+        "import sys,json\nfrom everdeck import Deck\ndeck=Deck(sys.argv[1])\n"
         "print(deck.start('user',['sleep','100']).pid,flush=True)\ndeck.close()\nprint('closed',flush=True)\n"
         "sys.stdin.read()"
     )

@@ -18,8 +18,8 @@ from support.child_program import DEADLINE_SECONDS, Program
 _SOURCE = """
     import asyncio, json, os, re, sys
     import msgspec
-    from tidelock.deck import AsyncDeck
-    from tidelock.model import Health, Restart, Stop
+    from everdeck.deck import AsyncDeck
+    from everdeck.model import Health, Restart, Stop
 
     decks = {}
     KINDS = {"stop": Stop, "restart": Restart, "health": Health}

@@ -34,7 +34,7 @@ class Program:
         search = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": search, **(env or {})}
         if has_lifeline:
-            environment["TIDELOCK_LIFELINE_FD"] = "0"
+            environment["EVERDECK_LIFELINE_FD"] = "0"
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", textwrap.dedent(source), *arguments],
             stdin=read_fd,

@@ -1,6 +1,6 @@
 """The installed command, driven as a person drives it, and a deck that leaves nothing behind.
 
-``Person`` types ``tidelock …`` with one state directory. Whatever a test starts in there is ended when the test ends,
+``Person`` types ``everdeck …`` with one state directory. Whatever a test starts in there is ended when the test ends,
 by pid and through pidfds: the daemon, its guardian and every process that carries the directory in its environment.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-TIDELOCK = Path(sys.executable).parent / "tidelock"
+EVERDECK = Path(sys.executable).parent / "everdeck"
 PATIENCE_SECONDS = 60.0
 
 
@@ -26,14 +26,14 @@ class Person:
 
     def __init__(self, state: Path, **env: str) -> None:
         self.state = state
-        self.env = {key: value for key, value in os.environ.items() if not key.startswith("TIDELOCK_")} | env
+        self.env = {key: value for key, value in os.environ.items() if not key.startswith("EVERDECK_")} | env
         self.env.pop("NOTIFY_SOCKET", None)
 
     def types(
         self, *words: str | Path | int, expect: int | None = 0, **options: Any
     ) -> subprocess.CompletedProcess[str]:
         """Run one command and look at its exit code."""
-        command = [str(TIDELOCK), "--state", str(self.state), *map(str, words)]
+        command = [str(EVERDECK), "--state", str(self.state), *map(str, words)]
         done = subprocess.run(
             command, capture_output=True, text=True, env=self.env, timeout=PATIENCE_SECONDS, check=False, **options
         )
@@ -100,8 +100,8 @@ def processes_of(state: Path) -> list[int]:
             dead = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()[0] in {b"Z", b"X"}
         except OSError:
             continue
-        is_tidelock = b"tidelock" in words and place in words
-        if not dead and (is_tidelock or b"TIDELOCK_DIR=" + place in environment):
+        is_everdeck = b"everdeck" in words and place in words
+        if not dead and (is_everdeck or b"EVERDECK_DIR=" + place in environment):
             found.append(int(entry.name))
     return found
 

@@ -12,13 +12,13 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tidelock.deck import AsyncDeck
-from tidelock.model import Cookie, EventKind, State, WorkerName, WorkerSpec
-from tidelock.registry.store import Record, Registry, encoded_spec
-from tidelock.server.app import create_app
-from tidelock.server.auth import Keys, token_of
-from tidelock.server.services import Services
-from tidelock.server.serving import HttpFront
+from everdeck.deck import AsyncDeck
+from everdeck.model import Cookie, EventKind, State, WorkerName, WorkerSpec
+from everdeck.registry.store import Record, Registry, encoded_spec
+from everdeck.server.app import create_app
+from everdeck.server.auth import Keys, token_of
+from everdeck.server.services import Services
+from everdeck.server.serving import HttpFront
 
 EVENTS_PER_SECOND = 50
 CHANGES = (EventKind.STARTED, EventKind.CRASHED, EventKind.RESTARTED, EventKind.STOPPING, EventKind.STOPPED)

@@ -1,4 +1,4 @@
-"""A real daemon on loopback for tests of the page: ``tidelock up`` in a directory of its own, and its API.
+"""A real daemon on loopback for tests of the page: ``everdeck up`` in a directory of its own, and its API.
 
 Owns the daemon's process and, at the end, proves that none of its workers is left: ``close`` stops every worker through
 the daemon (starting it once more if a test killed it) before it ends the daemon itself.
@@ -20,7 +20,7 @@ LEAVE_SECONDS = 30.0
 
 
 class Daemon:
-    """``tidelock up`` on a port that stays the same over restarts."""
+    """``everdeck up`` on a port that stays the same over restarts."""
 
     def __init__(self, state_dir: Path, config: Path | None = None) -> None:
         self.state_dir = state_dir
@@ -37,7 +37,7 @@ class Daemon:
 
     @property
     def login_link(self) -> str:
-        """The link that ``tidelock up`` prints once."""
+        """The link that ``everdeck up`` prints once."""
         return f"{self.base}/login?token={self.token}"
 
     @property
@@ -49,7 +49,7 @@ class Daemon:
     def up(self) -> None:
         """Start it and wait until it says that it is ready."""
         read_fd, write_fd = os.pipe()
-        command = [sys.executable, "-m", "tidelock.cli", "--state", str(self.state_dir), "up"]
+        command = [sys.executable, "-m", "everdeck.cli", "--state", str(self.state_dir), "up"]
         if self.config is not None:
             command.append(str(self.config))
         command += ["--listen", f"127.0.0.1:{self.port}"]
@@ -62,7 +62,7 @@ class Daemon:
                 stdout=log,
                 stderr=log,
                 pass_fds=(write_fd,),
-                env={**os.environ, "TIDELOCK_READY_FD": str(write_fd)},
+                env={**os.environ, "EVERDECK_READY_FD": str(write_fd)},
             )
         os.close(write_fd)
         with os.fdopen(read_fd) as pipe:

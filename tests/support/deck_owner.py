@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from tidelock import Deck, Restart, Stop, TidelockError
+from everdeck import Deck, EverdeckError, Restart, Stop
 
 DEADLINE_SECONDS = 60
 
@@ -85,7 +85,7 @@ def until(fact: Callable[[], Any], what: str = "the fact") -> Any:
 
 def copies(mark: str) -> list[int]:
     """The pids of live processes whose command line holds the mark."""
-    from tidelock.kernel.identity import command_line, read_stat
+    from everdeck.kernel.identity import command_line, read_stat
 
     found = []
     for entry in Path("/proc").iterdir():
@@ -93,7 +93,7 @@ def copies(mark: str) -> list[int]:
             try:
                 if not read_stat(int(entry.name)).dead:
                     found.append(int(entry.name))
-            except TidelockError:
+            except EverdeckError:
                 continue
     return found
 
@@ -108,7 +108,7 @@ def _main() -> None:
                     fields[name] = kind(**fields[name])
             try:
                 _say(msgspec.to_builtins(getattr(deck, verb)(*arguments, **fields)))
-            except TidelockError as err:
+            except EverdeckError as err:
                 print(json.dumps({"error": repr(err)}), flush=True)
 
 

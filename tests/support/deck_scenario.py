@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tidelock import AsyncDeck, Restart, Stop, WorkerSpec
-from tidelock.errors import SpawnFailed
-from tidelock.model import Event, State
+from everdeck import AsyncDeck, Restart, Stop, WorkerSpec
+from everdeck.errors import SpawnFailed
+from everdeck.model import Event, State
 
 DEADLINE_SECONDS = 60
 

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from everdeck.feed import FileCursor, Inbox, Retry, consume
 from support.feed_scenario import note
 from support.feed_upstream import Upstream, UpstreamSource
-from tidelock.feed import FileCursor, Inbox, Retry, consume
 
 SLOW_SECONDS = 0.004
 CONCURRENCY = 16

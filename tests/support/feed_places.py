@@ -16,5 +16,5 @@ RAM_DISK = Path("/dev/shm")
 def quick_directory() -> Iterator[Path]:
     """A directory in memory if there is one, gone afterwards."""
     place = RAM_DISK if os.access(RAM_DISK, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="tidelock-feed-", dir=place) as directory:
+    with tempfile.TemporaryDirectory(prefix="everdeck-feed-", dir=place) as directory:
         yield Path(directory)

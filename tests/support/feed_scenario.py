@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from everdeck.feed import FileCursor, Inbox, Message, Outbox, Retry, consume
 from support.feed_upstream import Upstream, UpstreamSource, update
-from tidelock.feed import FileCursor, Inbox, Message, Outbox, Retry, consume
 
 PLAIN = range(1, 26)
 TX = range(101, 116)
@@ -138,8 +138,8 @@ def noted(directory: Path, name: str) -> list[str]:
 
 
 def crash_at(directory: str, point: str, visit: int) -> None:
-    """Run and die at the given visit of a crash point; the same as TIDELOCK_CRASH_AT in a fresh process."""
-    from tidelock import crashpoints
+    """Run and die at the given visit of a crash point; the same as EVERDECK_CRASH_AT in a fresh process."""
+    from everdeck import crashpoints
 
     crashpoints._name, crashpoints._visits_left = point, visit
     run(directory)

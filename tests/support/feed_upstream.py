@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tidelock.feed import Batch, Position, Record
+from everdeck.feed import Batch, Position, Record
 
 FAR_BEYOND = 10
 

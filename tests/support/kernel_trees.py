@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tidelock.kernel import containment, exits, flock, spawn
-from tidelock.kernel.containment import Tree
-from tidelock.kernel.escalation import Subject, stop_trees
+from everdeck.kernel import containment, exits, flock, spawn
+from everdeck.kernel.containment import Tree
+from everdeck.kernel.escalation import Subject, stop_trees
 
 DEADLINE_SECONDS = 30
 
@@ -73,7 +73,7 @@ class Nursery:
         said_fd, say_fd = os.pipe2(os.O_CLOEXEC)
         null_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         cookie = containment.new_cookie()
-        given = {"TIDELOCK_COOKIE": cookie, "PATH": os.environ["PATH"], "SAY": str(say_fd), **(env or {})}
+        given = {"EVERDECK_COOKIE": cookie, "PATH": os.environ["PATH"], "SAY": str(say_fd), **(env or {})}
         try:
             spawned = spawn.spawn(
                 command,

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tidelock.deck.logs import LogKeeper
-from tidelock.model import Log
+from everdeck.deck.logs import LogKeeper
+from everdeck.model import Log
 
 
 async def main() -> None:

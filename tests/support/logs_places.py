@@ -25,7 +25,7 @@ def directory_on(filesystem: str, tmp_path: Path, options: str = "") -> Iterator
         yield tmp_path / "on-disk"
         return
     if filesystem == "tmpfs" and not options and os.access("/dev/shm", os.W_OK):
-        place = Path(tempfile.mkdtemp(prefix="tidelock-logs-", dir="/dev/shm"))
+        place = Path(tempfile.mkdtemp(prefix="everdeck-logs-", dir="/dev/shm"))
         try:
             yield place / "in-memory"
         finally:

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tidelock import crashpoints
-from tidelock.kernel import logfiles
-from tidelock.model import Log
+from everdeck import crashpoints
+from everdeck.kernel import logfiles
+from everdeck.model import Log
 
 NOW = 1_800_000_000.0
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tidelock.kernel import inotify
+from everdeck.kernel import inotify
 
 DEADLINE_SECONDS = 90
 _DELETE = 0x00000200

@@ -1,7 +1,7 @@
 """Who still runs in a directory that a test made, and how to end it.
 
-A process belongs to a directory when its worker directory (``TIDELOCK_DIR`` beside ``TIDELOCK_COOKIE``), its working
-directory, or the command line of a Tidelock process says so. That finds workers, daemons, guardians and what they
+A process belongs to a directory when its worker directory (``EVERDECK_DIR`` beside ``EVERDECK_COOKIE``), its working
+directory, or the command line of a Everdeck process says so. That finds workers, daemons, guardians and what they
 forked, also when their parent is gone. Signals go through a pidfd that was opened before the process was looked at
 again, so a reused pid is never signalled.
 """
@@ -74,10 +74,10 @@ def _look(pid: int, directory: str) -> Found | None:
     except OSError:  # it left while we looked, is a zombie, or is not ours to read
         return None
     under = directory.encode() + b"/"
-    by_cookie = any(line.startswith(b"TIDELOCK_COOKIE=") for line in environment) and any(
-        line.startswith(b"TIDELOCK_DIR=" + under) for line in environment
+    by_cookie = any(line.startswith(b"EVERDECK_COOKIE=") for line in environment) and any(
+        line.startswith(b"EVERDECK_DIR=" + under) for line in environment
     )
-    by_place = cwd.is_relative_to(directory) or ("tidelock" in command and directory in command)
+    by_place = cwd.is_relative_to(directory) or ("everdeck" in command and directory in command)
     return Found(pid, command or "(no command line)") if by_cookie or by_place else None
 
 

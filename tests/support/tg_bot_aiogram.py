@@ -34,7 +34,7 @@ async def main() -> None:
     session = AiohttpSession(api=TelegramAPIServer.from_base(given.url))
     bot = Bot(given.token, session=session)
     if given.db:
-        from tidelock.feed.aiogram import durable
+        from everdeck.feed.aiogram import durable
 
         options = {"first_run": given.first_run, "grace_seconds": given.grace, "max_attempts": given.max_attempts}
         if given.concurrency is not None:

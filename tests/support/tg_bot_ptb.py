@@ -21,7 +21,7 @@ async def on_message(update: Update, context: Any) -> None:
     if given.persistence:
         context.chat_data["count"] = context.chat_data.get("count", 0) + 1
     if given.transaction:
-        from tidelock.feed.ptb import current_item
+        from everdeck.feed.ptb import current_item
 
         item = current_item()
         assert item is not None
@@ -40,7 +40,7 @@ def main() -> None:
     if given.persistence:
         builder = builder.persistence(PicklePersistence(given.persistence))
     if given.db:
-        from tidelock.feed.ptb import durable_application
+        from everdeck.feed.ptb import durable_application
 
         options = {"first_run": given.first_run, "grace_seconds": given.grace, "max_attempts": given.max_attempts}
         app = durable_application(builder, given.db, **options)

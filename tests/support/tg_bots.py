@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from tidelock.testing.telegram import TelegramServer
+from everdeck.testing.telegram import TelegramServer
 
 SUPPORT = Path(__file__).parent
 LIBRARIES = ("aiogram", "ptb")

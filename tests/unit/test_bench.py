@@ -115,7 +115,7 @@ def test_every_measure_names_known_drivers_and_sizes() -> None:
 def test_results_are_kept_and_judged(tmp_path: Path) -> None:
     """What was stored is read back, a failure is tried again, and a bar is judged by it."""
     store = Store(tmp_path / "results")
-    for driver, took_ms in (("popen", 300.0), ("tidelock", 450.0)):
+    for driver, took_ms in (("popen", 300.0), ("everdeck", 450.0)):
         key = Key("spawn", driver, 1000)
         store.put(Result(key, {}, "2026-11-15", quick=False, samples=[{"spawn_ms": took_ms}] * 3))
     failed = Key("spawn", "pm2", 1000)
@@ -136,14 +136,14 @@ def test_the_page_is_written_from_the_stored_numbers(tmp_path: Path) -> None:
     store = Store(tmp_path / "results")
     about = {"processor": "p", "cores": "2", "memory": "m", "kernel": "k", "python": "3", "filesystem": "ext4"}
     sample = {"spawn_ms": 30.0, "stop_ms": 5.0, "pss_empty": 1e6, "pss_full": 2e6}
-    for driver in ("popen", "tidelock"):
+    for driver in ("popen", "everdeck"):
         for count in (100, 1000):
             store.put(Result(Key("spawn", driver, count), about, "2026-11-15", quick=False, samples=[sample, sample]))
 
     write_page(store, tmp_path / "page.md", tmp_path / "img")
 
     page = (tmp_path / "page.md").read_text()
-    assert "| **tidelock** | 0.300 [0.300–0.300] | 0.030 [0.030–0.030] | 1.00 |" in page
+    assert "| **everdeck** | 0.300 [0.300–0.300] | 0.030 [0.030–0.030] | 1.00 |" in page
     assert "$" not in page.replace("$ make", "")
     assert (tmp_path / "img" / "bench-spawn.svg").read_text().startswith("<?xml")
     assert json.loads((tmp_path / "results" / "spawn-popen-100.json").read_text())["key"]["driver"] == "popen"

@@ -1,4 +1,4 @@
-"""tidelock.toml: what is taken, what is refused, and how that is told."""
+"""everdeck.toml: what is taken, what is refused, and how that is told."""
 
 import json
 from pathlib import Path
@@ -7,18 +7,18 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from tidelock.config import json_schema, load, parse, spec_from_template
-from tidelock.errors import ConfigRefused, SpecError
-from tidelock.model import WorkerSpec
-from tidelock.server.applying import plan_for
+from everdeck.config import json_schema, load, parse, spec_from_template
+from everdeck.errors import ConfigRefused, SpecError
+from everdeck.model import WorkerSpec
+from everdeck.server.applying import plan_for
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "tidelock.schema.json"
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "everdeck.schema.json"
 
 
 def problems_of(text: str) -> list[str]:
     """What a person is told about this text."""
     with pytest.raises(ConfigRefused) as refused:
-        parse(text, Path("tidelock.toml"))
+        parse(text, Path("everdeck.toml"))
     return list(refused.value.problems)
 
 
@@ -36,7 +36,7 @@ def test_a_worker_takes_from_its_template_what_it_does_not_say_itself() -> None:
         env = {B = "3"}
         restart.max_crashes = 9
         """,
-        Path("tidelock.toml"),
+        Path("everdeck.toml"),
     )
     alice = config.workers["alice"]
     assert alice.command == ("python3", "bot.py")
@@ -86,7 +86,7 @@ def test_a_refusal_says_where_and_what(text: str, told: str) -> None:
 def test_secrets_come_from_files_beside_the_configuration(tmp_path: Path) -> None:
     """One final newline is dropped; the value shows nowhere."""
     (tmp_path / "alice.token").write_text("s3cret\n")
-    file = tmp_path / "tidelock.toml"
+    file = tmp_path / "everdeck.toml"
     file.write_text(
         '[template.bot]\ncommand = ["x"]\n'
         '[worker.alice]\ntemplate = "bot"\nsecrets.TOKEN = {file = "alice.token", env = true}\n'
@@ -104,7 +104,7 @@ def test_a_missing_file_is_told_without_a_trace(tmp_path: Path) -> None:
 
 
 def test_the_published_schema_is_the_one_in_use() -> None:
-    """Editors read docs/reference/tidelock.schema.json; ``tidelock schema`` prints the same."""
+    """Editors read docs/reference/everdeck.schema.json; ``everdeck schema`` prints the same."""
     assert json.loads(REFERENCE.read_text(encoding="utf-8")) == json.loads(json.dumps(json_schema()))
 
 
@@ -123,7 +123,7 @@ def test_the_schema_takes_what_the_reader_takes_and_refuses_what_it_refuses() ->
 
 def test_a_stored_template_makes_a_worker() -> None:
     """What `start --template` sends over the socket."""
-    template = {"command": ["python3", "bot.py"], "env": {"A": "1"}, "_file": "/nowhere/tidelock.toml"}
+    template = {"command": ["python3", "bot.py"], "env": {"A": "1"}, "_file": "/nowhere/everdeck.toml"}
     spec = spec_from_template("alice", template, {"env": {"B": "2"}})
     assert spec.env == {"A": "1", "B": "2"}
     with pytest.raises(SpecError):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidelock.deck.health import (
+from everdeck.deck.health import (
     BecameHealthy,
     BecameReady,
     BecameUnhealthy,
@@ -12,7 +12,7 @@ from tidelock.deck.health import (
     after_good_sign,
     after_silence,
 )
-from tidelock.model import Health
+from everdeck.model import Health
 
 TWO = Health(tcp="127.0.0.1:1", failures=2)
 

@@ -1,6 +1,6 @@
 """What import-linter cannot see: what really is loaded when a module is imported.
 
-``import tidelock.child`` first runs ``tidelock/__init__.py``, so a static look at ``child.py`` proves nothing about
+``import everdeck.child`` first runs ``everdeck/__init__.py``, so a static look at ``child.py`` proves nothing about
 the worker that imports it. Each test asks a fresh interpreter for its ``sys.modules``.
 """
 
@@ -25,21 +25,21 @@ def packages(modules: set[str]) -> set[str]:
 
 
 def test_a_worker_that_imports_child_loads_no_event_loop_no_database_and_no_deck() -> None:
-    """``tidelock.child`` costs a worker next to nothing, and needs nothing that is not in the standard library."""
-    loaded = loaded_by("import tidelock.child")
+    """``everdeck.child`` costs a worker next to nothing, and needs nothing that is not in the standard library."""
+    loaded = loaded_by("import everdeck.child")
 
     assert not packages(loaded) & {"asyncio", "sqlite3", "msgspec", "psutil", "typer", "rich", "litestar"}
-    assert {module for module in loaded if module.startswith("tidelock")} == {"tidelock", "tidelock.child"}
+    assert {module for module in loaded if module.startswith("everdeck")} == {"everdeck", "everdeck.child"}
 
 
 def test_the_package_root_loads_nothing_until_a_name_is_used() -> None:
-    """``import tidelock`` is free; the first use of a name loads its home."""
-    loaded = loaded_by("import tidelock; tidelock.__version__; dir(tidelock)")
+    """``import everdeck`` is free; the first use of a name loads its home."""
+    loaded = loaded_by("import everdeck; everdeck.__version__; dir(everdeck)")
 
-    assert {module for module in loaded if module.startswith("tidelock")} == {"tidelock"}
+    assert {module for module in loaded if module.startswith("everdeck")} == {"everdeck"}
 
 
-@pytest.mark.parametrize("module", ["tidelock.model", "tidelock.errors", "tidelock.crashpoints", "tidelock.kernel"])
+@pytest.mark.parametrize("module", ["everdeck.model", "everdeck.errors", "everdeck.crashpoints", "everdeck.kernel"])
 def test_the_lower_layers_load_no_event_loop_and_no_database(module: str) -> None:
     """Values, errors and the kernel layer are synchronous: importing them starts no machinery."""
     loaded = loaded_by(f"import {module}")
@@ -48,5 +48,5 @@ def test_the_lower_layers_load_no_event_loop_and_no_database(module: str) -> Non
 
 
 def test_every_public_name_can_be_loaded() -> None:
-    """Each name in ``tidelock.__all__`` is there when it is asked for."""
-    loaded_by("import tidelock\nfor name in tidelock.__all__: getattr(tidelock, name)")
+    """Each name in ``everdeck.__all__`` is there when it is asked for."""
+    loaded_by("import everdeck\nfor name in everdeck.__all__: getattr(everdeck, name)")

@@ -5,10 +5,10 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelock.deck import backoff
-from tidelock.deck import reconcile as rules
-from tidelock.deck.reconcile import Ended, Found
-from tidelock.model import Exit, Exited, Killed, Restart, State, UnknownExit
+from everdeck.deck import backoff
+from everdeck.deck import reconcile as rules
+from everdeck.deck.reconcile import Ended, Found
+from everdeck.model import Exit, Exited, Killed, Restart, State, UnknownExit
 
 FOUND = st.builds(
     Found,

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from tidelock.errors import SpecError
-from tidelock.model import Secret, WorkerSpec
+from everdeck.errors import SpecError
+from everdeck.model import Secret, WorkerSpec
 
 
 @pytest.mark.parametrize(
     ("field", "fields"),
     [
-        ("inherit_env", {"inherit_env": ["TIDELOCK_COOKIE"]}),
-        ("secrets", {"secrets": {"TIDELOCK_COOKIE": Secret("x", env=True)}}),
+        ("inherit_env", {"inherit_env": ["EVERDECK_COOKIE"]}),
+        ("secrets", {"secrets": {"EVERDECK_COOKIE": Secret("x", env=True)}}),
         ("env['PORT']", {"port": True, "env": {"PORT": "1"}}),
         ("env['PORT']", {"port": True, "inherit_env": ["PORT"]}),
     ],

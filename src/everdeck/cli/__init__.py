@@ -1,7 +1,7 @@
 """The command line: one function per verb, loaded when it is typed.
 
 This file owns what all verbs share: finding the verb, ``--state``, exit codes and what is printed when something went
-wrong. It imports nothing that the chosen verb does not need, because ``tidelock ps`` is typed all day and should cost
+wrong. It imports nothing that the chosen verb does not need, because ``everdeck ps`` is typed all day and should cost
 the start of Python and little more: argparse takes 9 ms of CPU to load where click takes 90.
 
 Exit codes: 0 done, 1 the thing failed, 2 used wrongly, 3 no owner is running.
@@ -35,7 +35,7 @@ _DAEMON, _WORKERS, _LOOK, _MOVE = "The daemon", "Workers", "Looking", "Moving an
 
 VERBS: Final[dict[str, Verb]] = {
     "demo": Verb("demo", "three sample users, the page, and a guided kill -9", _DAEMON),
-    "up": Verb("up", "own the deck: supervise, apply tidelock.toml, serve the socket and the page", _DAEMON),
+    "up": Verb("up", "own the deck: supervise, apply everdeck.toml, serve the socket and the page", _DAEMON),
     "apply": Verb("apply", "make the deck as a file says; shows the plan first", _DAEMON),
     "reload": Verb("reload", "replace the running daemon by the installed code, without stopping anything", _DAEMON),
     "start": Verb("start", "start a worker", _WORKERS),
@@ -51,7 +51,7 @@ VERBS: Final[dict[str, Verb]] = {
     "adopt": Verb("adopt", "take over a process that somebody else started", _MOVE),
     "export": Verb("export", "a systemd unit or a Kubernetes manifest for this deck", _MOVE),
     "feed": Verb("feed", "inboxes, dead letters and cursors of feeds", _MOVE),
-    "schema": Verb("schema", "the JSON Schema of tidelock.toml, for editors", _MOVE),
+    "schema": Verb("schema", "the JSON Schema of everdeck.toml, for editors", _MOVE),
     "completion": Verb("completion", "completion for bash, zsh and fish", _MOVE),
 }
 _HIDDEN: Final[dict[str, Verb]] = {
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
-        # The reader has seen enough (`tidelock ps | head`). Python would complain once more when it flushes at exit.
+        # The reader has seen enough (`everdeck ps | head`). Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = DONE
     except SystemExit as leaving:
@@ -85,9 +85,9 @@ def _dispatch(arguments: list[str]) -> int:
             print(_overview())
             return DONE
         if word in {"-V", "--version"}:
-            from tidelock import __version__
+            from everdeck import __version__
 
-            print(f"tidelock {__version__}")
+            print(f"everdeck {__version__}")
             return DONE
         if word == "--state" and arguments:
             state = arguments.pop(0)
@@ -111,12 +111,12 @@ def _run(name: str, arguments: list[str], state: str | None) -> int:
     if name == "feed":
         return _feed(arguments, state)
     options = _parsed(name, arguments, state)
-    from tidelock.errors import TidelockError
+    from everdeck.errors import EverdeckError
 
     function = getattr(_module(verb), name)
     try:
         code: int = function(options)
-    except TidelockError as error:
+    except EverdeckError as error:
         return _told(error, options.state)
     return code
 
@@ -129,13 +129,13 @@ def parser_of(name: str) -> "ArgumentParser":
     module = _module(verb)
     function = getattr(module, name)
     parser = ArgumentParser(
-        prog=f"tidelock {name}",
+        prog=f"everdeck {name}",
         description=_dedented(function.__doc__ or ""),
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--state", metavar="DIR", help="the deck's directory (default: $TIDELOCK_STATE, else ./.tidelock)"
+        "--state", metavar="DIR", help="the deck's directory (default: $EVERDECK_STATE, else ./.everdeck)"
     )
     getattr(module, f"{name}_options")(parser)
     return parser
@@ -156,42 +156,42 @@ def _parsed(name: str, arguments: list[str], state: str | None) -> "Namespace":
     options = parser_of(name).parse_args(own)
     options.verb = name
     options.command_line = command
-    options.state = Path(options.state or state or os.environ.get("TIDELOCK_STATE") or ".tidelock")
+    options.state = Path(options.state or state or os.environ.get("EVERDECK_STATE") or ".everdeck")
     return options
 
 
 def _module(verb: Verb) -> object:
     from importlib import import_module
 
-    return import_module(f"tidelock.cli.{verb.module}")
+    return import_module(f"everdeck.cli.{verb.module}")
 
 
 def _told(error: Exception, state: "Path") -> int:
     """Say what went wrong, and choose the exit code."""
-    from tidelock.errors import NoOwner, OwnerRefused, SpecError
+    from everdeck.errors import NoOwner, OwnerRefused, SpecError
 
     if isinstance(error, NoOwner):
         from shlex import quote
 
         if (owner := _owner_without_a_socket(state)) is not None:
             print(
-                f"tidelock: {state} is owned by {owner}, which serves no socket: act from that program", file=sys.stderr
+                f"everdeck: {state} is owned by {owner}, which serves no socket: act from that program", file=sys.stderr
             )
             return FAILED
-        print(f"tidelock: {error}\nStart it with: tidelock up --detach --state {quote(str(state))}", file=sys.stderr)
+        print(f"everdeck: {error}\nStart it with: everdeck up --detach --state {quote(str(state))}", file=sys.stderr)
         return NO_OWNER
-    print(f"tidelock: {error}", file=sys.stderr)
+    print(f"everdeck: {error}", file=sys.stderr)
     if isinstance(error, OwnerRefused):
         misuse = {"spec-error", "name-refused", "limit-unavailable"}
         return USED_WRONGLY if getattr(error, "kind", "") in misuse else FAILED
-    from tidelock.errors import ConfigRefused
+    from everdeck.errors import ConfigRefused
 
     return USED_WRONGLY if isinstance(error, SpecError) and not isinstance(error, ConfigRefused) else FAILED
 
 
 def _owner_without_a_socket(state: "Path") -> str | None:
     """Who holds the deck's lock though nobody answers: a program that uses the library, or a starting daemon."""
-    from tidelock.kernel import flock
+    from everdeck.kernel import flock
 
     if not (state / "deck.lock").exists() or not flock.is_held(state / "deck.lock"):
         return None
@@ -200,13 +200,13 @@ def _owner_without_a_socket(state: "Path") -> str | None:
 
 
 def _misused(what: str) -> int:
-    print(f"tidelock: {what}\nSee: tidelock --help", file=sys.stderr)
+    print(f"everdeck: {what}\nSee: everdeck --help", file=sys.stderr)
     return USED_WRONGLY
 
 
 def _overview() -> str:
     lines = [
-        "usage: tidelock [--state DIR] VERB …",
+        "usage: everdeck [--state DIR] VERB …",
         "",
         "One long-lived process per user on one box: never lost, never run twice.",
     ]
@@ -216,20 +216,20 @@ def _overview() -> str:
     lines += [
         "",
         "Options:",
-        "  --state DIR  the deck's directory (default: $TIDELOCK_STATE, else ./.tidelock); also after the verb",
+        "  --state DIR  the deck's directory (default: $EVERDECK_STATE, else ./.everdeck); also after the verb",
         "  --version    the version",
         "",
         "Exit codes: 0 done, 1 the thing failed, 2 used wrongly, 3 no owner is running.",
-        "First steps: tidelock demo.  More: tidelock VERB --help",
+        "First steps: everdeck demo.  More: everdeck VERB --help",
     ]
     return "\n".join(lines)
 
 
 def _feed(arguments: list[str], state: str | None) -> int:
-    """``tidelock feed`` is a small application of its own."""
-    from tidelock.cli.feed import feed_app
+    """``everdeck feed`` is a small application of its own."""
+    from everdeck.cli.feed import feed_app
 
     if state is not None:
-        os.environ["TIDELOCK_STATE"] = state
-    feed_app(args=arguments, prog_name="tidelock feed")
+        os.environ["EVERDECK_STATE"] = state
+    feed_app(args=arguments, prog_name="everdeck feed")
     return DONE

@@ -1,7 +1,7 @@
-"""``python -m tidelock.cli`` is the same command."""
+"""``python -m everdeck.cli`` is the same command."""
 
 import sys
 
-from tidelock.cli import main
+from everdeck.cli import main
 
 sys.exit(main())

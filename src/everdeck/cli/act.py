@@ -1,13 +1,13 @@
-"""``tidelock stop | restart | reset | rm``: one verb for one worker, several, or all."""
+"""``everdeck stop | restart | reset | rm``: one verb for one worker, several, or all."""
 
 import sys
 import threading
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from tidelock.cli import DONE, FAILED, USED_WRONGLY, output
-from tidelock.client import Client, Refusal
-from tidelock.errors import ClientError, TidelockError
+from everdeck.cli import DONE, FAILED, USED_WRONGLY, output
+from everdeck.client import Client, Refusal
+from everdeck.errors import ClientError, EverdeckError
 
 _DONE_KINDS = {
     "stop": {"stopped", "exited"},
@@ -86,12 +86,12 @@ def _options(parser: ArgumentParser, verb: str) -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help="workers")
     parser.add_argument("--all", action="store_true", help="every worker of the deck")
     parser.add_argument("--json", action="store_true", help='{"results": [{"name", "ok", "status" or "problem"}]}')
-    parser.epilog = f"examples:\n  tidelock {verb} alice bob\n  tidelock {verb} --all"
+    parser.epilog = f"examples:\n  everdeck {verb} alice bob\n  everdeck {verb} --all"
 
 
 def _act(options: Namespace, verb: str) -> int:
     if bool(options.names) == options.all:
-        print(f"tidelock {options.verb}: say which workers, or --all", file=sys.stderr)
+        print(f"everdeck {options.verb}: say which workers, or --all", file=sys.stderr)
         return USED_WRONGLY
     with Client(options.state) as client:
         if len(options.names) == 1:
@@ -163,7 +163,7 @@ def _report(results: list[dict[str, Any]], verb: str, options: Namespace, client
         detail = result["problem"]["detail"]
         if result["problem"]["status"] == 404 and "did you mean" not in detail:  # noqa: PLR2004 - HTTP's "not found"
             detail += output.suggestions(result["name"], _names(client))
-        print(f"tidelock: {detail}", file=sys.stderr)
+        print(f"everdeck: {detail}", file=sys.stderr)
     if not results:
         print("no workers")
     return FAILED if failed else DONE
@@ -173,7 +173,7 @@ def _pid(status: dict[str, Any] | None) -> str:
     return f" (pid {status['pid']})" if status and status["pid"] else ""
 
 
-def _with_suggestions(client: Client, refusal: Refusal, name: str) -> TidelockError:
+def _with_suggestions(client: Client, refusal: Refusal, name: str) -> EverdeckError:
     if refusal.kind != "unknown-worker" or "did you mean" in str(refusal):
         return refusal
     detail = f"{refusal}{output.suggestions(name, _names(client))}"

@@ -1,10 +1,10 @@
-"""``tidelock adopt``: take over a process that somebody else started."""
+"""``everdeck adopt``: take over a process that somebody else started."""
 
 import sys
 from argparse import ArgumentParser, Namespace
 
-from tidelock.cli import DONE, USED_WRONGLY
-from tidelock.client import Client
+from everdeck.cli import DONE, USED_WRONGLY
+from everdeck.client import Client
 
 
 def adopt_options(parser: ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def adopt_options(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print its status as JSON")
     parser.epilog = (
         "example:\n"
-        "  tidelock adopt alice $(pgrep -f 'bot.py --user alice') -e BOT_HOME\n\n"
+        "  everdeck adopt alice $(pgrep -f 'bot.py --user alice') -e BOT_HOME\n\n"
         "-e K takes the variable's value from the running process, -e K=V sets it. Everything else of its\n"
         "environment is left out of the spec. It cannot be given our lock, so it is known by its identity."
     )
@@ -29,7 +29,7 @@ def adopt(options: Namespace) -> int:
     Its command line and working directory become the spec from which it is restarted.
     """
     if options.pid < 2:  # noqa: PLR2004 - pid 1 is the machine's, not a worker
-        print("tidelock adopt: PID must be a process of yours", file=sys.stderr)
+        print("everdeck adopt: PID must be a process of yours", file=sys.stderr)
         return USED_WRONGLY
     env = {}
     for text in options.env:
@@ -52,7 +52,7 @@ def adopt(options: Namespace) -> int:
 def _environment_of(pid: int) -> dict[str, str]:
     from pathlib import Path
 
-    from tidelock.errors import SpecError
+    from everdeck.errors import SpecError
 
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()

@@ -1,24 +1,24 @@
-"""``tidelock apply`` and ``tidelock schema``: from a file to a deck."""
+"""``everdeck apply`` and ``everdeck schema``: from a file to a deck."""
 
 import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from tidelock.cli import DONE, FAILED, output
-from tidelock.client import Client
+from everdeck.cli import DONE, FAILED, output
+from everdeck.client import Client
 
 _SIGNS = {"add": ("+", "32"), "change": ("~", "33"), "remove": ("-", "31")}
 
 
 def apply_options(parser: ArgumentParser) -> None:
     """Options of apply."""
-    parser.add_argument("file", metavar="FILE", nargs="?", default="tidelock.toml", help="default: tidelock.toml")
+    parser.add_argument("file", metavar="FILE", nargs="?", default="everdeck.toml", help="default: everdeck.toml")
     parser.add_argument("--dry-run", action="store_true", help="show the plan and change nothing")
     parser.add_argument("--json", action="store_true", help="the plan and the results as JSON")
     parser.epilog = (
         "examples:\n"
-        "  tidelock apply --dry-run\n"
-        "  tidelock apply tidelock.toml\n\n"
+        "  everdeck apply --dry-run\n"
+        "  everdeck apply everdeck.toml\n\n"
         "A file with a mistake changes nothing: every problem is shown with its line and key.\n"
         "Workers started by hand are left alone; workers that an earlier file brought and this one\n"
         "no longer names are removed."
@@ -29,7 +29,7 @@ def apply(options: Namespace) -> int:
     """Make the deck as a file says. The plan is shown first: what is added, changed, removed and unchanged."""
     import msgspec
 
-    from tidelock.config import load
+    from everdeck.config import load
 
     config = load(options.file)
     body = {
@@ -50,7 +50,7 @@ def apply(options: Namespace) -> int:
         print(json.dumps(applied))
     failed = [result for result in applied["results"] if not result["ok"]]
     for result in failed:
-        print(f"tidelock: {result['name']}: {result['problem']['detail']}", file=sys.stderr)
+        print(f"everdeck: {result['name']}: {result['problem']['detail']}", file=sys.stderr)
     if not options.json and not options.dry_run and not failed:
         print("done")
     return FAILED if failed else DONE

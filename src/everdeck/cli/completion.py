@@ -1,4 +1,4 @@
-"""``tidelock completion``: the shell asks the command itself what may come next.
+"""``everdeck completion``: the shell asks the command itself what may come next.
 
 The scripts are a few lines each; all knowledge is in the parsers, so a new option completes without being named twice.
 """
@@ -8,27 +8,27 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from tidelock.cli import DONE, VERBS, parser_of
+from everdeck.cli import DONE, VERBS, parser_of
 
 _BASH = """\
-_tidelock() {
+_everdeck() {
     local IFS=$'\\n'
-    COMPREPLY=($(tidelock complete -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+    COMPREPLY=($(everdeck complete -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
     [[ ${#COMPREPLY[@]} -eq 0 ]] && COMPREPLY=($(compgen -f -- "${COMP_WORDS[COMP_CWORD]}"))
 }
-complete -F _tidelock tidelock
+complete -F _everdeck everdeck
 """
 _ZSH = """\
-#compdef tidelock
-_tidelock() {
+#compdef everdeck
+_everdeck() {
     local -a answers
-    answers=(${(f)"$(tidelock complete -- "${(@)words[2,$CURRENT]}" 2>/dev/null)"})
+    answers=(${(f)"$(everdeck complete -- "${(@)words[2,$CURRENT]}" 2>/dev/null)"})
     if (( ${#answers} )); then compadd -- $answers; else _files; fi
 }
-compdef _tidelock tidelock
+compdef _everdeck everdeck
 """
 _FISH = """\
-complete -c tidelock -f -a '(tidelock complete -- (commandline -opc)[2..-1] (commandline -ct) 2>/dev/null)'
+complete -c everdeck -f -a '(everdeck complete -- (commandline -opc)[2..-1] (commandline -ct) 2>/dev/null)'
 """
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 _NAMING = {"start", "stop", "restart", "reset", "rm", "logs", "events"}
@@ -41,9 +41,9 @@ def completion_options(parser: ArgumentParser) -> None:
     parser.add_argument("shell", choices=sorted(_SCRIPTS), nargs="?", default=default, help=f"default: {default}")
     parser.epilog = (
         "examples:\n"
-        "  tidelock completion bash >> ~/.bashrc\n"
-        "  tidelock completion zsh > ~/.zfunc/_tidelock\n"
-        "  tidelock completion fish > ~/.config/fish/completions/tidelock.fish"
+        "  everdeck completion bash >> ~/.bashrc\n"
+        "  everdeck completion zsh > ~/.zfunc/_everdeck\n"
+        "  everdeck completion fish > ~/.config/fish/completions/everdeck.fish"
     )
 
 

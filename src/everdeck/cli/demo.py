@@ -1,4 +1,4 @@
-"""``tidelock demo``: three sample users, the page, and a guided kill -9.
+"""``everdeck demo``: three sample users, the page, and a guided kill -9.
 
 Everything lives in a temporary directory and is gone afterwards, also when the tour is interrupted. In a terminal it
 waits for Enter between the steps; elsewhere (``make demo``, a test) it goes on by itself, waiting for facts.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tidelock.cli import DONE, FAILED, output
+from everdeck.cli import DONE, FAILED, output
 
 PATIENCE_SECONDS = 60.0
 USERS = (("alice", False), ("bob", False), ("carol", True))
@@ -36,12 +36,12 @@ def demo(options: Namespace) -> int:
     """A tour of two minutes: three sample users with lively logs, the page in your browser, and a kill -9 of the
     owner, after which nothing is lost, nothing runs twice, and everything is supervised again.
     """
-    folder = Path(tempfile.mkdtemp(prefix="tidelock-demo-"))
+    folder = Path(tempfile.mkdtemp(prefix="everdeck-demo-"))
     tour = _Tour(folder / "state", waits=sys.stdin.isatty() and not options.yes, page=not options.no_page)
     try:
         return tour.walk()
     except _TourFailed as error:
-        output.note(f"tidelock demo: {error}")
+        output.note(f"everdeck demo: {error}")
         return FAILED
     finally:
         tour.clean_up()
@@ -66,7 +66,7 @@ class _Tour:
         self._up()
         for name, bound in USERS:
             words = ("--bound",) if bound else ()
-            self._type("start", name, *words, "--", sys.executable, "-m", "tidelock.cli.sample_user", name)
+            self._type("start", name, *words, "--", sys.executable, "-m", "everdeck.cli.sample_user", name)
         self._pause()
 
         self._say("2. They talk. Each line has a number.")
@@ -128,16 +128,16 @@ class _Tour:
 
     def _type(self, *words: str) -> None:
         shown = " ".join(word if word != sys.executable else "python3" for word in words)
-        print(output.painted(f"$ tidelock {shown}", "36", colour=self._colour), flush=True)
-        command = [sys.executable, "-m", "tidelock.cli", *self._placed(words)]
+        print(output.painted(f"$ everdeck {shown}", "36", colour=self._colour), flush=True)
+        command = [sys.executable, "-m", "everdeck.cli", *self._placed(words)]
         if subprocess.run(command, check=False).returncode != 0:
-            raise _TourFailed(f"tidelock {words[0]} failed")
+            raise _TourFailed(f"everdeck {words[0]} failed")
 
     def _placed(self, words: tuple[str, ...]) -> list[str]:
         return ["--state", str(self._state), *words]
 
     def _look(self) -> dict[str, Any]:
-        command = [sys.executable, "-m", "tidelock.cli", *self._placed(("ps", "--json"))]
+        command = [sys.executable, "-m", "everdeck.cli", *self._placed(("ps", "--json"))]
         seen: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
         return seen
 
@@ -154,7 +154,7 @@ class _Tour:
         return {worker["name"]: worker["pid"] for worker in self._look()["workers"]}
 
     def _numbers(self, name: str) -> list[int]:
-        from tidelock.kernel import logreader
+        from everdeck.kernel import logreader
 
         lines = logreader.read(self._state / "workers" / name / "log", lines=100_000)
         return [int(found.group(1)) for line in lines if (found := re.match(r"#(\d+) ", line))]
@@ -172,7 +172,7 @@ class _Tour:
         """Stop everything and wait until it is gone; called however the tour ended."""
         if not self._state.exists():
             return
-        base = [sys.executable, "-m", "tidelock.cli"]
+        base = [sys.executable, "-m", "everdeck.cli"]
 
         def quietly(*words: str) -> None:
             subprocess.run([*base, *self._placed(words)], check=False, capture_output=True)
@@ -199,8 +199,8 @@ def _free_port() -> int:
 
 def _kill_and_wait(pid: int, number: int = signal.SIGKILL) -> None:
     """Signal a process and wait until it is gone; by pidfd, so that nobody else is meant."""
-    from tidelock.errors import ProcessGone
-    from tidelock.kernel import identity as ids
+    from everdeck.errors import ProcessGone
+    from everdeck.kernel import identity as ids
 
     try:
         pidfd = ids.open_pidfd(pid)
@@ -217,7 +217,7 @@ def _kill_and_wait(pid: int, number: int = signal.SIGKILL) -> None:
 
 def _copies(state: Path) -> dict[str, int]:
     """How many processes carry each worker's name of this deck in their environment."""
-    from tidelock.child import DIR_ENV, WORKER_ENV
+    from everdeck.child import DIR_ENV, WORKER_ENV
 
     found: dict[str, int] = {}
     place = f"{DIR_ENV}={state}".encode()

@@ -1,14 +1,14 @@
-"""``tidelock doctor``: what this machine gives, what is wrong on it, and how to mend it."""
+"""``everdeck doctor``: what this machine gives, what is wrong on it, and how to mend it."""
 
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidelock.cli import DONE, FAILED, output
+from everdeck.cli import DONE, FAILED, output
 
 if TYPE_CHECKING:
-    from tidelock.cli.examination import LockHeld, Report, Suspect
+    from everdeck.cli.examination import LockHeld, Report, Suspect
 
 SCREENFUL = 20
 
@@ -19,9 +19,9 @@ def doctor_options(parser: ArgumentParser) -> None:
     parser.add_argument("--fix", action="store_true", help="offer to end orphans of this deck, one by one")
     parser.epilog = (
         "examples:\n"
-        "  tidelock doctor\n"
-        "  tidelock doctor --json | jq .layers\n"
-        "  tidelock doctor --fix\n\n"
+        "  everdeck doctor\n"
+        "  everdeck doctor --json | jq .layers\n"
+        "  everdeck doctor --fix\n\n"
         "Exit code 1 when something is wrong. Nothing is ended without --fix and your yes, and processes\n"
         "that only look alike are never ended from here."
     )
@@ -31,7 +31,7 @@ def doctor(options: Namespace) -> int:
     """Look at the machine and the deck: kernel features and what each gives, how strongly workers are contained,
     limits, locks and their holders, duplicates and orphans, and a verdict for each of the four layers.
     """
-    from tidelock.cli.examination import examine
+    from everdeck.cli.examination import examine
 
     report = examine(options.state)
     if options.json:
@@ -101,7 +101,7 @@ def _fix(suspects: "list[Suspect]", here: str) -> int:
             output.note(f"pid {suspect.pid} only looks alike: end it yourself if it is yours to end")
             continue
         if suspect.deck != here:
-            output.note(f"pid {suspect.pid} is of another deck: tidelock doctor --fix --state {suspect.deck}")
+            output.note(f"pid {suspect.pid} is of another deck: everdeck doctor --fix --state {suspect.deck}")
             continue
         try:
             answer = input(f"End pid {suspect.pid} ({suspect.command[:60]}), {suspect.kind}? [y/N] ")
@@ -113,9 +113,9 @@ def _fix(suspects: "list[Suspect]", here: str) -> int:
 
 
 def _end(suspect: "Suspect") -> bool:
-    from tidelock.kernel.containment import Tree
-    from tidelock.kernel.escalation import Subject, stop_trees
-    from tidelock.model import Cookie
+    from everdeck.kernel.containment import Tree
+    from everdeck.kernel.escalation import Subject, stop_trees
+    from everdeck.model import Cookie
 
     # By its cookie, read again when it is signalled: whoever got the pid meanwhile is not meant.
     tree = Tree(suspect.worker or str(suspect.pid), Cookie(suspect.cookie or ""), None)

@@ -1,13 +1,13 @@
-"""``tidelock events``: what happened, and what happens."""
+"""``everdeck events``: what happened, and what happens."""
 
 import json
 import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from tidelock.cli import DONE, USED_WRONGLY, output
-from tidelock.client import Client
-from tidelock.errors import ClientError, NoOwner
+from everdeck.cli import DONE, USED_WRONGLY, output
+from everdeck.client import Client
+from everdeck.errors import ClientError, NoOwner
 
 RETRY_SECONDS = 0.5
 
@@ -21,16 +21,16 @@ def events_options(parser: ArgumentParser) -> None:
     parser.add_argument("-n", "--lines", type=int, default=None, metavar="N", help="only the last N")
     parser.epilog = (
         "examples:\n"
-        "  tidelock events -n 20\n"
-        "  tidelock events alice -f\n"
-        "  tidelock events --json --after 120 | jq -c 'select(.kind == \"crashed\")'"
+        "  everdeck events -n 20\n"
+        "  everdeck events alice -f\n"
+        "  everdeck events --json --after 120 | jq -c 'select(.kind == \"crashed\")'"
     )
 
 
 def events(options: Namespace) -> int:
     """What happened, oldest first. Events are durable and numbered, so none is missed between two looks."""
     if options.lines is not None and options.lines < 0:
-        print("tidelock events: -n takes a number of at least 0", file=sys.stderr)
+        print("everdeck events: -n takes a number of at least 0", file=sys.stderr)
         return USED_WRONGLY
     last = _print_past(options)
     if options.follow:
@@ -50,7 +50,7 @@ def _print_past(options: Namespace) -> int:
     except NoOwner:
         import msgspec
 
-        from tidelock.deck.peek import peek_events
+        from everdeck.deck.peek import peek_events
 
         output.note("not supervised: no owner is running; these are the events recorded so far")
         found = msgspec.to_builtins(peek_events(options.state, after=last, worker=options.worker))
@@ -76,7 +76,7 @@ def _print_future(options: Namespace, last: int) -> None:
                     sys.stdout.flush()
         except ClientError:
             if not lost:
-                output.note("not supervised: waiting for an owner; start one with `tidelock up`")
+                output.note("not supervised: waiting for an owner; start one with `everdeck up`")
             lost = True
         _wait_for_an_owner()
 

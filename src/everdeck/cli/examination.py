@@ -17,13 +17,13 @@ from typing import Any, Final
 
 import msgspec
 
-from tidelock.child import COOKIE_ENV, DIR_ENV, WORKER_ENV
-from tidelock.deck.peek import peek
-from tidelock.errors import KernelError, RegistryError, TidelockError
-from tidelock.kernel import containment, exits, flock
-from tidelock.kernel import identity as ids
-from tidelock.model import UnknownExit
-from tidelock.registry.store import Record, read_only
+from everdeck.child import COOKIE_ENV, DIR_ENV, WORKER_ENV
+from everdeck.deck.peek import peek
+from everdeck.errors import EverdeckError, KernelError, RegistryError
+from everdeck.kernel import containment, exits, flock
+from everdeck.kernel import identity as ids
+from everdeck.model import UnknownExit
+from everdeck.registry.store import Record, read_only
 
 _SECRET_WORDS: Final = (b"TOKEN", b"SECRET", b"API_KEY", b"APIKEY", b"PASSWORD")
 _INTERPRETERS: Final = ("python", "node", "ruby", "perl", "php", "java", "deno", "bun")
@@ -99,7 +99,7 @@ def examine(state: Path) -> Report:
     try:
         snapshot = peek(state)
         supervised, owner, workers = snapshot.supervised, snapshot.owner_pid, snapshot.workers
-    except TidelockError as error:
+    except EverdeckError as error:
         problems.append(str(error))
         supervised, owner, workers = False, None, []
     features = list(_features(state))
@@ -108,7 +108,7 @@ def examine(state: Path) -> Report:
     suspects = [*_unwanted(state, records), *_likenesses()]
     layers = list(_layers(state, features, strength, supervised=supervised, owner=owner, bound=_bound(workers)))
     if records and not supervised:
-        problems.append("no owner is running: what crashes now stays down; start one with `tidelock up`")
+        problems.append("no owner is running: what crashes now stays down; start one with `everdeck up`")
     problems += [f"{layer.layer} does not hold: {layer.why}" for layer in layers if not layer.holds]
     problems += [f"{limit.name}: {limit.room}" for limit in limits if not limit.enough]
     problems += [f"pid {suspect.pid} ({suspect.kind}): {suspect.why}" for suspect in suspects]
@@ -288,7 +288,7 @@ def _layers(
 
 def _guardian_of(owner: int | None) -> int | None:
     for pid in flock.all_pids():
-        if "tidelock.guardian" in ids.command_line(pid) and owner is not None:
+        if "everdeck.guardian" in ids.command_line(pid) and owner is not None:
             try:
                 if ids.read_stat(pid).ppid == owner:
                     return pid
@@ -311,7 +311,7 @@ def _locks_work(state: Path) -> tuple[bool, str]:
             if first is not None:
                 os.close(first)
             path.unlink()
-    except (OSError, TidelockError) as error:
+    except (OSError, EverdeckError) as error:
         return False, f"locks cannot be tried in {folder}: {error}"
     return (
         (True, f"tried in {folder}") if refused else (False, f"{folder} grants one lock twice; is it a network share?")
@@ -428,7 +428,7 @@ def _programs_of_nobody() -> Iterator[tuple[int, str, dict[bytes, bytes]]]:
         if not rest or pid in {1, os.getpid()} or not program.rpartition("/")[2].startswith(_INTERPRETERS):
             continue
         environment = _environment(pid)
-        if COOKIE_ENV.encode() not in environment and "tidelock" not in command:
+        if COOKIE_ENV.encode() not in environment and "everdeck" not in command:
             yield pid, command, environment
 
 

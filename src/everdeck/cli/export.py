@@ -1,4 +1,4 @@
-"""``tidelock export``: the deck's daemon as a unit of systemd or a manifest for Kubernetes."""
+"""``everdeck export``: the deck's daemon as a unit of systemd or a manifest for Kubernetes."""
 
 import json
 import shutil
@@ -6,24 +6,24 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from tidelock.cli import DONE
+from everdeck.cli import DONE
 
 
 def export_options(parser: ArgumentParser) -> None:
     """Options of export."""
     parser.add_argument("target", choices=("systemd", "kubernetes"))
-    parser.add_argument("file", metavar="FILE", nargs="?", help="the tidelock.toml that `up` shall apply")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="the everdeck.toml that `up` shall apply")
     parser.add_argument("--user", metavar="USER", help="systemd: run the daemon as this user")
-    parser.add_argument("--name", default="tidelock", help="name of the unit or the resources (default tidelock)")
+    parser.add_argument("--name", default="everdeck", help="name of the unit or the resources (default everdeck)")
     parser.add_argument(
-        "--image", default="tidelock:latest", help="kubernetes: the image with tidelock and your workers"
+        "--image", default="everdeck:latest", help="kubernetes: the image with everdeck and your workers"
     )
     parser.add_argument("--storage", default="1Gi", help="kubernetes: size of the state volume")
     parser.add_argument("-o", "--output", metavar="PATH", help="write there instead of standard output")
     parser.epilog = (
         "examples:\n"
-        "  tidelock export systemd /etc/tidelock.toml -o /etc/systemd/system/tidelock.service\n"
-        "  tidelock export kubernetes tidelock.toml --image registry.example/bots:7 | kubectl apply -f -"
+        "  everdeck export systemd /etc/everdeck.toml -o /etc/systemd/system/everdeck.service\n"
+        "  everdeck export kubernetes everdeck.toml --image registry.example/bots:7 | kubectl apply -f -"
     )
 
 
@@ -38,13 +38,13 @@ def export(options: Namespace) -> int:
 
 
 def _systemd_unit(options: Namespace) -> str:
-    program = shutil.which("tidelock") or f"{sys.executable} -m tidelock.cli"
+    program = shutil.which("everdeck") or f"{sys.executable} -m everdeck.cli"
     state = options.state.resolve()
     file = f" {_quoted(str(Path(options.file).resolve()))}" if options.file else ""
     user = f"User={options.user}\n" if options.user else ""
     return f"""\
 [Unit]
-Description=Tidelock: the deck in {state}
+Description=Everdeck: the deck in {state}
 Documentation=man:systemd.service(5)
 After=network-online.target
 Wants=network-online.target
@@ -106,22 +106,22 @@ def _kubernetes_manifest(options: Namespace) -> str:
     labels = {"app.kubernetes.io/name": name}
     metadata = {"name": name, "labels": labels}
     documents: list[dict[str, object]] = []
-    arguments = ["up", "--state", "/var/lib/tidelock", "--listen", "0.0.0.0:8787", "--insecure", "--log-format", "json"]
-    mounts = [{"name": "state", "mountPath": "/var/lib/tidelock"}]
+    arguments = ["up", "--state", "/var/lib/everdeck", "--listen", "0.0.0.0:8787", "--insecure", "--log-format", "json"]
+    mounts = [{"name": "state", "mountPath": "/var/lib/everdeck"}]
     volumes: list[dict[str, object]] = []
     if options.file:
         text = Path(options.file).read_text(encoding="utf-8")
         documents.append(
-            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"tidelock.toml": text}}
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"everdeck.toml": text}}
         )
-        arguments.insert(1, "/etc/tidelock/tidelock.toml")
-        mounts.append({"name": "config", "mountPath": "/etc/tidelock"})
+        arguments.insert(1, "/etc/everdeck/everdeck.toml")
+        mounts.append({"name": "config", "mountPath": "/etc/everdeck"})
         volumes.append({"name": "config", "configMap": {"name": name}})
-    probe = {"exec": {"command": ["tidelock", "ps", "-q", "--state", "/var/lib/tidelock"]}, "periodSeconds": 30}
+    probe = {"exec": {"command": ["everdeck", "ps", "-q", "--state", "/var/lib/everdeck"]}, "periodSeconds": 30}
     container = {
-        "name": "tidelock",
+        "name": "everdeck",
         "image": options.image,
-        "command": ["tidelock"],
+        "command": ["everdeck"],
         "args": arguments,
         "ports": [{"name": "page", "containerPort": 8787}],
         "readinessProbe": {**probe, "periodSeconds": 5},
@@ -165,8 +165,8 @@ def _kubernetes_manifest(options: Namespace) -> str:
     header = (
         "# One pod, one owner: a StatefulSet never runs two pods of one name at a time.\n"
         "# Workers live in the pod; when it is replaced they are started again from the registry on the volume.\n"
-        "# The page's token is in /var/lib/tidelock/token; --insecure is said because TLS ends at your ingress.\n"
-        f"# Made by: tidelock export kubernetes (in {Path.cwd().name or '/'})\n"
+        "# The page's token is in /var/lib/everdeck/token; --insecure is said because TLS ends at your ingress.\n"
+        f"# Made by: everdeck export kubernetes (in {Path.cwd().name or '/'})\n"
     )
     # JSON is YAML, and needs no emitter; `---` separates the documents.
     return header + "".join(f"---\n{json.dumps(document, indent=2)}\n" for document in documents)

@@ -1,4 +1,4 @@
-"""``tidelock feed``: look at what was set aside, and decide.
+"""``everdeck feed``: look at what was set aside, and decide.
 
 A dead letter is a message that kept failing or took its process with it. It stays in the inbox's file until a person
 lets it be tried again or drops it. These commands work on the file itself, beside a running bot: the bot notices a
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from tidelock.feed import Inbox
+    from everdeck.feed import Inbox
 
 feed_app = typer.Typer(
     name="feed",
@@ -86,7 +86,7 @@ def retry_dead_letters(
     json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Let them be tried again, with all their attempts. A running bot notices within seconds."""
-    from tidelock.feed.outbox import retry_unsent
+    from everdeck.feed.outbox import retry_unsent
 
     async def act(inbox: "Inbox", number: int, *, unsent: bool) -> bool:
         return await (retry_unsent(inbox, number) if unsent else inbox.retry_dead_letter(number))
@@ -103,7 +103,7 @@ def drop_dead_letters(
     json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Forget them for good."""
-    from tidelock.feed.outbox import drop_unsent
+    from everdeck.feed.outbox import drop_unsent
 
     async def act(inbox: "Inbox", number: int, *, unsent: bool) -> bool:
         return await (drop_unsent(inbox, number) if unsent else inbox.drop_dead_letter(number))
@@ -115,8 +115,8 @@ def drop_dead_letters(
 
 
 def _with(path: Path, ask: "Callable[[Inbox], Awaitable[_Answer]]") -> _Answer:
-    from tidelock.errors import FeedError
-    from tidelock.feed import Inbox
+    from everdeck.errors import FeedError
+    from everdeck.feed import Inbox
 
     async def opened() -> _Answer:
         inbox = Inbox(path)
@@ -129,12 +129,12 @@ def _with(path: Path, ask: "Callable[[Inbox], Awaitable[_Answer]]") -> _Answer:
     try:
         return asyncio.run(opened())
     except FeedError as err:
-        typer.echo(f"tidelock feed: {err}", err=True)
+        typer.echo(f"everdeck feed: {err}", err=True)
         raise typer.Exit(1) from err
 
 
 async def _all_letters(inbox: "Inbox", stream: str | None = None) -> list[dict[str, Any]]:
-    from tidelock.feed.outbox import unsent_messages
+    from everdeck.feed.outbox import unsent_messages
 
     received = [
         {
@@ -173,7 +173,7 @@ def _act_on(
     path: Path, numbers: list[str], act: Callable[..., Awaitable[bool]], done: str, *, everything: bool, json: bool
 ) -> None:
     if bool(numbers) == everything:
-        typer.echo("tidelock feed: give the numbers that `list` shows, or --all", err=True)
+        typer.echo("everdeck feed: give the numbers that `list` shows, or --all", err=True)
         raise typer.Exit(2)
 
     async def each(inbox: "Inbox") -> dict[str, bool]:
@@ -199,7 +199,7 @@ def _act_on(
 
 
 def _refuse(path: Path, numbers: list[str]) -> None:
-    typer.echo(f"tidelock feed: no dead letter {', '.join(numbers)} in {path}", err=True)
+    typer.echo(f"everdeck feed: no dead letter {', '.join(numbers)} in {path}", err=True)
     raise typer.Exit(1)
 
 

@@ -1,12 +1,12 @@
-"""``tidelock logs``: what workers print, read from their files, with or without an owner."""
+"""``everdeck logs``: what workers print, read from their files, with or without an owner."""
 
 import os
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from tidelock.cli import DONE, FAILED, USED_WRONGLY, output
-from tidelock.model import worker_name
+from everdeck.cli import DONE, FAILED, USED_WRONGLY, output
+from everdeck.model import worker_name
 
 
 def logs_options(parser: ArgumentParser) -> None:
@@ -20,9 +20,9 @@ def logs_options(parser: ArgumentParser) -> None:
     parser.add_argument("-g", "--grep", metavar="REGEX", help="only lines that match")
     parser.epilog = (
         "examples:\n"
-        "  tidelock logs alice -f\n"
-        "  tidelock logs alice bob --since 10m --grep 'error|timeout'\n"
-        "  tidelock logs --all -f"
+        "  everdeck logs alice -f\n"
+        "  everdeck logs alice bob --since 10m --grep 'error|timeout'\n"
+        "  everdeck logs --all -f"
     )
 
 
@@ -32,15 +32,15 @@ def logs(options: Namespace) -> int:
     known = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()) if folder.is_dir() else []
     names = known if options.all else [worker_name(name) for name in options.names]
     if not names and not options.all:
-        print("tidelock logs: say which worker, or --all", file=sys.stderr)
+        print("everdeck logs: say which worker, or --all", file=sys.stderr)
         return USED_WRONGLY
     for name in names:
         if name not in known:
-            output.note(f"tidelock: no worker {name!r} in this deck{output.suggestions(name, known)}")
+            output.note(f"everdeck: no worker {name!r} in this deck{output.suggestions(name, known)}")
             return FAILED
     if not _supervised(options.state):
         output.note("not supervised: no owner is running; this is what was written so far")
-    from tidelock.kernel import logreader, logshow
+    from everdeck.kernel import logreader, logshow
 
     since = logreader.moment(options.since) if options.since else None
     until = logreader.moment(options.until) if options.until else None
@@ -61,8 +61,8 @@ def logs(options: Namespace) -> int:
 
 def _supervised(state: Path) -> bool:
     """Whether somebody listens on the deck's socket; nothing is asked."""
-    from tidelock.client import Client
-    from tidelock.errors import ClientError
+    from everdeck.client import Client
+    from everdeck.errors import ClientError
 
     try:
         with Client(state, patience_seconds=0) as client:

@@ -1,4 +1,4 @@
-"""``tidelock ps``: who runs. Works with no owner too, and then says so."""
+"""``everdeck ps``: who runs. Works with no owner too, and then says so."""
 
 import json
 import sys
@@ -7,13 +7,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tidelock.cli import DONE, output
-from tidelock.client import Client
-from tidelock.errors import ClientError, NoOwner
+from everdeck.cli import DONE, output
+from everdeck.client import Client
+from everdeck.errors import ClientError, NoOwner
 
 # A hung owner must not hang the one verb that shows it.
 ANSWER_SECONDS = 10.0
-NOT_SUPERVISED = "not supervised: no owner is running; start one with `tidelock up`"
+NOT_SUPERVISED = "not supervised: no owner is running; start one with `everdeck up`"
 
 
 def ps_options(parser: ArgumentParser) -> None:
@@ -24,9 +24,9 @@ def ps_options(parser: ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="names only")
     parser.epilog = (
         "examples:\n"
-        "  tidelock ps\n"
-        "  tidelock ps --json | jq '.workers[] | select(.state == \"failed\").name'\n"
-        "  tidelock ps -q --state-is failed | xargs tidelock reset"
+        "  everdeck ps\n"
+        "  everdeck ps --json | jq '.workers[] | select(.state == \"failed\").name'\n"
+        "  everdeck ps -q --state-is failed | xargs everdeck reset"
     )
 
 
@@ -59,9 +59,9 @@ def look(state: Path) -> dict[str, Any]:
         import msgspec
 
         if not isinstance(error, NoOwner):
-            output.note(f"tidelock: {error}; this is what the registry and the kernel know")
+            output.note(f"everdeck: {error}; this is what the registry and the kernel know")
 
-        from tidelock.deck.peek import peek
+        from everdeck.deck.peek import peek
 
         page = msgspec.to_builtins(peek(state))
     return {key: page[key] for key in ("supervised", "owner_pid", "workers")}
@@ -86,7 +86,7 @@ def _print_table(shown: dict[str, Any]) -> None:
         colours = [{1: paint} if paint else {} for paint in paints] if colour else ()
         print(output.table(header, [_row(worker) for worker in workers], colours))
     elif shown["supervised"]:
-        print("no workers yet; start one with `tidelock start NAME -- COMMAND`")
+        print("no workers yet; start one with `everdeck start NAME -- COMMAND`")
     if not shown["supervised"]:
         print(NOT_SUPERVISED)
 
@@ -114,7 +114,7 @@ def _note(worker: dict[str, Any]) -> str:
         until = datetime.fromisoformat(worker["backoff_until"])
         notes.append(f"next try in {output.duration((until - datetime.now(until.tzinfo)).total_seconds())}")
     if worker["state"] == "failed":
-        notes.append(f"{worker['crashes']} crashes; look at its log, then `tidelock reset {worker['name']}`")
+        notes.append(f"{worker['crashes']} crashes; look at its log, then `everdeck reset {worker['name']}`")
     if worker["state"] in {"exited", "backoff", "failed"} and (ended := output.ending(worker["exit"])):
         notes.append(ended)
     if worker["port"]:

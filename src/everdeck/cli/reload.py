@@ -1,18 +1,18 @@
-"""``tidelock reload``, and the hidden verb by which new code is tried out first."""
+"""``everdeck reload``, and the hidden verb by which new code is tried out first."""
 
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from tidelock.cli import DONE, FAILED
-from tidelock.client import Client
-from tidelock.errors import ClientError
+from everdeck.cli import DONE, FAILED
+from everdeck.client import Client
+from everdeck.errors import ClientError
 
 WAIT_SECONDS = 60.0
 
 
 def reload_options(parser: ArgumentParser) -> None:
     """Options of reload."""
-    parser.epilog = "example:\n  pip install --upgrade tidelock && tidelock reload"
+    parser.epilog = "example:\n  pip install --upgrade everdeck && everdeck reload"
 
 
 def reload(options: Namespace) -> int:
@@ -26,7 +26,7 @@ def reload(options: Namespace) -> int:
         client.document("POST", "/api/v1/reload")
     after = _back(options, before["started_at"])
     if after is None:
-        print("tidelock: the daemon did not come back; look with `tidelock doctor`, start with `tidelock up`")
+        print("everdeck: the daemon did not come back; look with `everdeck doctor`, start with `everdeck up`")
         return FAILED
     print(
         f"pid {after['owner_pid']}: {before['version']} → {after['version']}, {sum(after['counts'].values())} workers"
@@ -58,10 +58,10 @@ def preflight_options(parser: ArgumentParser) -> None:
 
 def preflight(options: Namespace) -> int:
     """Load everything the daemon is made of and read the registry; for ``reload``, before it replaces anything."""
-    from tidelock import __version__
-    from tidelock.deck.peek import peek
-    from tidelock.server import daemon
-    from tidelock.server.app import create_litestar
+    from everdeck import __version__
+    from everdeck.deck.peek import peek
+    from everdeck.server import daemon
+    from everdeck.server.app import create_litestar
 
     create_litestar(None)
     found = peek(options.state)

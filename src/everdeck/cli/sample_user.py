@@ -1,6 +1,6 @@
-"""A worker for ``tidelock demo``: one user's bot that talks a lot and numbers what it says.
+"""A worker for ``everdeck demo``: one user's bot that talks a lot and numbers what it says.
 
-Run as ``python -m tidelock.cli.sample_user NAME``. The numbers let the demo show that not a line was lost.
+Run as ``python -m everdeck.cli.sample_user NAME``. The numbers let the demo show that not a line was lost.
 """
 
 import itertools

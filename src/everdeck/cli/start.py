@@ -1,20 +1,20 @@
-"""``tidelock start``: start a worker."""
+"""``everdeck start``: start a worker."""
 
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from tidelock.cli import DONE, USED_WRONGLY, output
-from tidelock.client import Client
-from tidelock.errors import SpecError
+from everdeck.cli import DONE, USED_WRONGLY, output
+from everdeck.client import Client
+from everdeck.errors import SpecError
 
 SATELLITES = ("telegram", "gmail", "smtp", "cron")
 
 
 def start_options(parser: ArgumentParser) -> None:
     """Options of start."""
-    parser.usage = "tidelock start NAME [options] -- COMMAND …"
+    parser.usage = "everdeck start NAME [options] -- COMMAND …"
     parser.add_argument("name", metavar="NAME", help="usually a user's id")
     parser.add_argument("-e", "--env", action="append", default=[], metavar="K=V", help="an environment variable")
     parser.add_argument("--inherit-env", action="append", default=[], metavar="K", help="pass on the daemon's own")
@@ -23,7 +23,7 @@ def start_options(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--secret-env", action="append", default=[], metavar="K=FILE", help="the same, also as env")
     parser.add_argument("--bound", action="store_true", help="ends with the owner (default: survives it)")
-    parser.add_argument("--template", metavar="T", help="start from [template.T] of the applied tidelock.toml")
+    parser.add_argument("--template", metavar="T", help="start from [template.T] of the applied everdeck.toml")
     parser.add_argument(
         "--satellite", metavar="KIND", choices=SATELLITES, help="a ready worker: " + ", ".join(SATELLITES)
     )
@@ -44,9 +44,9 @@ def start_options(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print its status as JSON")
     parser.epilog = (
         "examples:\n"
-        "  tidelock start alice -e TZ=UTC --secret TOKEN=alice.token -- python3 bot.py\n"
-        "  tidelock start alice                       (a known worker again)\n"
-        "  tidelock start bob --template bot -e CHAT=42"
+        "  everdeck start alice -e TZ=UTC --secret TOKEN=alice.token -- python3 bot.py\n"
+        "  everdeck start alice                       (a known worker again)\n"
+        "  everdeck start bob --template bot -e CHAT=42"
     )
 
 
@@ -59,7 +59,7 @@ def start(options: Namespace) -> int:
     own = _own_fields(options)
     command = options.command_line
     if command == []:
-        print("tidelock start: nothing after --", file=sys.stderr)
+        print("everdeck start: nothing after --", file=sys.stderr)
         return USED_WRONGLY
     with Client(options.state) as client:
         if options.template:
@@ -77,10 +77,10 @@ def start(options: Namespace) -> int:
             body = {"name": options.name, "spec": {"command": words, **own}}
             status = client.document("POST", "/api/v1/workers", body, replace=int(options.replace))
         elif own:
-            print("tidelock start: options without a command; write it after --", file=sys.stderr)
+            print("everdeck start: options without a command; write it after --", file=sys.stderr)
             return USED_WRONGLY
         else:
-            from tidelock.cli.act import on_one
+            from everdeck.cli.act import on_one
 
             status = on_one(client, "start", options.name)
     if options.json:
@@ -155,6 +155,6 @@ def _bytes(text: str | None) -> int | None:
 def _satellite_command(kind: str, arguments: list[str]) -> list[str]:
     from importlib.util import find_spec
 
-    if find_spec("tidelock.satellites") is None or find_spec(f"tidelock.satellites.{kind}") is None:
+    if find_spec("everdeck.satellites") is None or find_spec(f"everdeck.satellites.{kind}") is None:
         raise SpecError("--satellite", kind, "a satellite that is installed")
-    return [sys.executable, "-m", f"tidelock.satellites.{kind}", *arguments]
+    return [sys.executable, "-m", f"everdeck.satellites.{kind}", *arguments]

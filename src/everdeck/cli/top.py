@@ -1,9 +1,9 @@
-"""``tidelock top``: a live view in the terminal, on Textual."""
+"""``everdeck top``: a live view in the terminal, on Textual."""
 
 import sys
 from argparse import ArgumentParser, Namespace
 
-from tidelock.cli import DONE, FAILED, USED_WRONGLY
+from everdeck.cli import DONE, FAILED, USED_WRONGLY
 
 
 def top_options(parser: ArgumentParser) -> None:
@@ -15,15 +15,15 @@ def top_options(parser: ArgumentParser) -> None:
 def top(options: Namespace) -> int:
     """A live view of the deck: every worker with its cpu, memory and last words; act on the chosen one by a key."""
     if options.interval <= 0:
-        print("tidelock top: --interval takes a number above 0", file=sys.stderr)
+        print("everdeck top: --interval takes a number above 0", file=sys.stderr)
         return USED_WRONGLY
     if not sys.stdout.isatty():
-        print("tidelock top needs a terminal; for scripts there is `tidelock ps --json`", file=sys.stderr)
+        print("everdeck top needs a terminal; for scripts there is `everdeck ps --json`", file=sys.stderr)
         return USED_WRONGLY
     try:
-        from tidelock.cli.top_view import Top
+        from everdeck.cli.top_view import Top
     except ModuleNotFoundError as error:
-        print(f"tidelock: {error.name} is not installed; pip install 'tidelock[top]'", file=sys.stderr)
+        print(f"everdeck: {error.name} is not installed; pip install 'everdeck[top]'", file=sys.stderr)
         return FAILED
     Top(options.state, options.interval).run()
     return DONE

@@ -1,4 +1,4 @@
-"""The view of ``tidelock top``: a table of workers, a filter, and the last words of the chosen one.
+"""The view of ``everdeck top``: a table of workers, a filter, and the last words of the chosen one.
 
 A module of its own because loading it loads Textual.
 """
@@ -10,18 +10,18 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.widgets import DataTable, Footer, Header, Input, RichLog
 
-from tidelock.cli import output
-from tidelock.cli.act import on_one
-from tidelock.cli.ps import look
-from tidelock.client import Client
-from tidelock.errors import TidelockError
-from tidelock.kernel import logreader
+from everdeck.cli import output
+from everdeck.cli.act import on_one
+from everdeck.cli.ps import look
+from everdeck.client import Client
+from everdeck.errors import EverdeckError
+from everdeck.kernel import logreader
 
 
 class Top(App[None]):
     """The table, a filter and a log."""
 
-    TITLE = "tidelock top"
+    TITLE = "everdeck top"
     CSS = "DataTable { height: 1fr; } RichLog { height: 12; border-top: solid $primary; } Input { display: none; }"
     BINDINGS = [  # noqa: RUF012 - Textual declares it so
         Binding("q", "quit", "Quit"),
@@ -61,7 +61,7 @@ class Top(App[None]):
         """Read the deck once and show it."""
         try:
             seen = look(self._state_dir)
-        except TidelockError as error:
+        except EverdeckError as error:
             self.sub_title = str(error)
             return
         workers = [worker for worker in seen["workers"] if self._filter in worker["name"]]
@@ -148,7 +148,7 @@ class Top(App[None]):
         try:
             with Client(self._state_dir) as client:
                 on_one(client, verb, name)
-        except TidelockError as error:
+        except EverdeckError as error:
             self.call_from_thread(self.notify, str(error), severity="error")
         else:
             self.call_from_thread(self.look)

@@ -1,4 +1,4 @@
-"""``tidelock up``: be the daemon, here or in the background."""
+"""``everdeck up``: be the daemon, here or in the background."""
 
 import os
 import sys
@@ -6,16 +6,16 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, Final
 
-from tidelock.cli import DONE, FAILED, USED_WRONGLY
+from everdeck.cli import DONE, FAILED, USED_WRONGLY
 
-READY_FD_ENV: Final = "TIDELOCK_READY_FD"
+READY_FD_ENV: Final = "EVERDECK_READY_FD"
 DAEMON_LOG: Final = "daemon.log"
 
 
 def up_options(parser: ArgumentParser) -> None:
     """Options of up."""
     parser.add_argument(
-        "file", metavar="FILE", nargs="?", help="configuration to apply (default: ./tidelock.toml if there)"
+        "file", metavar="FILE", nargs="?", help="configuration to apply (default: ./everdeck.toml if there)"
     )
     parser.add_argument("--detach", action="store_true", help="go to the background once everything is up")
     parser.add_argument("--listen", metavar="HOST:PORT", help="where the page is served (default 127.0.0.1:8787)")
@@ -33,11 +33,11 @@ def up_options(parser: ArgumentParser) -> None:
     )
     parser.epilog = (
         "examples:\n"
-        "  tidelock up                         (in the foreground, Ctrl-C to leave)\n"
-        "  tidelock up tidelock.toml --detach\n"
-        "  tidelock up --no-http --log-format json\n\n"
+        "  everdeck up                         (in the foreground, Ctrl-C to leave)\n"
+        "  everdeck up everdeck.toml --detach\n"
+        "  everdeck up --no-http --log-format json\n\n"
         "Leaving (SIGTERM, Ctrl-C) stops bound workers; adoptable ones keep running and the next\n"
-        "`tidelock up` takes them over. `tidelock stop --all` before it stops everything."
+        "`everdeck up` takes them over. `everdeck stop --all` before it stops everything."
     )
 
 
@@ -47,19 +47,19 @@ def up(options: Namespace) -> int:
     The token for the page is made at the first start and shown once, as a link to log in with.
     """
     if options.sample_seconds is not None and options.sample_seconds <= 0:
-        print("tidelock up: --sample-seconds takes a number above 0", file=sys.stderr)
+        print("everdeck up: --sample-seconds takes a number above 0", file=sys.stderr)
         return USED_WRONGLY
     if bool(options.tls_cert) != bool(options.tls_key):
-        print("tidelock up: --tls-cert and --tls-key belong together", file=sys.stderr)
+        print("everdeck up: --tls-cert and --tls-key belong together", file=sys.stderr)
         return USED_WRONGLY
     if options.detach:
         return _detach(options)
     try:
-        from tidelock.server import daemon
+        from everdeck.server import daemon
     except ModuleNotFoundError as error:
-        if error.name and error.name.split(".")[0] == "tidelock":
+        if error.name and error.name.split(".")[0] == "everdeck":
             raise
-        print(f"tidelock: {error.name} is not installed; pip install 'tidelock[server]'", file=sys.stderr)
+        print(f"everdeck: {error.name} is not installed; pip install 'everdeck[server]'", file=sys.stderr)
         return FAILED
     settings = _settings(options)
     ready_fd = os.environ.pop(READY_FD_ENV, None)
@@ -67,7 +67,7 @@ def up(options: Namespace) -> int:
     try:
         return daemon.run(chosen, sys.stdout)
     except daemon.ListenRefused as error:
-        print(f"tidelock: {error}", file=sys.stderr)
+        print(f"everdeck: {error}", file=sys.stderr)
         return USED_WRONGLY
 
 
@@ -75,8 +75,8 @@ def _settings(options: Namespace) -> dict[str, Any]:
     """What the file says under [server], with the options of the command line over it."""
     from msgspec import UNSET
 
-    from tidelock.config import DEFAULT_FILE, ServerTable, load
-    from tidelock.server.daemon import DEFAULT_LISTEN
+    from everdeck.config import DEFAULT_FILE, ServerTable, load
+    from everdeck.server.daemon import DEFAULT_LISTEN
 
     file = options.file or (DEFAULT_FILE if Path(DEFAULT_FILE).is_file() else None)
     config = None if file is None else load(file)
@@ -131,7 +131,7 @@ def _detach(options: Namespace) -> int:
     begins_at = os.fstat(log_fd).st_size
     try:
         daemon = subprocess.Popen(  # noqa: TID251 - the daemon is no worker: nobody supervises it from here
-            [sys.executable, "-m", "tidelock.cli", *arguments],
+            [sys.executable, "-m", "everdeck.cli", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log_fd,

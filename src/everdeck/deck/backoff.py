@@ -4,7 +4,7 @@ Full jitter (a uniform draw between zero and the exponential step) spreads the r
 died together, for example because the database they all need went away.
 """
 
-from tidelock.model import Restart
+from everdeck.model import Restart
 
 
 def next_delay(restart: Restart, streak: int, draw: float) -> float:

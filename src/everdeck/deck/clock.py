@@ -6,7 +6,7 @@ Decisions use seconds since boot: they do not step. The wall clock is only for w
 import random
 import time
 
-from tidelock.kernel.identity import boottime
+from everdeck.kernel.identity import boottime
 
 
 class Clock:

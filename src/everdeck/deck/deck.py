@@ -8,7 +8,7 @@ Verbs on one worker take turns; verbs on different workers do not wait for each 
 pidfds, restarts from one timer per waiting worker, and a deck whose workers just run does not wake up.
 
 How a verb acts is told in the modules beside this one: :mod:`starting`, :mod:`ending`, :mod:`healing`, :mod:`hearing`,
-:mod:`recovery`. For threads and plain scripts there is :class:`tidelock.deck.facade.Deck`.
+:mod:`recovery`. For threads and plain scripts there is :class:`everdeck.deck.facade.Deck`.
 """
 
 import asyncio
@@ -26,42 +26,42 @@ from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from tidelock.crashpoints import crash_point
-from tidelock.deck import logs as deck_logs
-from tidelock.deck.clock import Clock
-from tidelock.deck.ending import Ending
-from tidelock.deck.events import EventStream
-from tidelock.deck.gather import Gatherer
-from tidelock.deck.guardian_link import GuardianLink
-from tidelock.deck.healing import Healing
-from tidelock.deck.health import HealthKeeper
-from tidelock.deck.hearing import Hearing
-from tidelock.deck.home import DeckHome, Inherited
-from tidelock.deck.observe import Layer, layers_of, status_of
-from tidelock.deck.parts import Parts
-from tidelock.deck.recovery import Recovery
-from tidelock.deck.starting import Order, Starting
-from tidelock.deck.watch import DeathWatch
-from tidelock.deck.worker import Worker
-from tidelock.engines.local import LocalEngine
-from tidelock.errors import (
+from everdeck.crashpoints import crash_point
+from everdeck.deck import logs as deck_logs
+from everdeck.deck.clock import Clock
+from everdeck.deck.ending import Ending
+from everdeck.deck.events import EventStream
+from everdeck.deck.gather import Gatherer
+from everdeck.deck.guardian_link import GuardianLink
+from everdeck.deck.healing import Healing
+from everdeck.deck.health import HealthKeeper
+from everdeck.deck.hearing import Hearing
+from everdeck.deck.home import DeckHome, Inherited
+from everdeck.deck.observe import Layer, layers_of, status_of
+from everdeck.deck.parts import Parts
+from everdeck.deck.recovery import Recovery
+from everdeck.deck.starting import Order, Starting
+from everdeck.deck.watch import DeathWatch
+from everdeck.deck.worker import Worker
+from everdeck.engines.local import LocalEngine
+from everdeck.errors import (
     DeckClosed,
+    EverdeckError,
     RegistryError,
     SpecChanged,
     SpecError,
-    TidelockError,
     UnknownWorker,
     WorkerFailed,
 )
-from tidelock.kernel import containment, flock
-from tidelock.kernel import identity as ids
-from tidelock.kernel.notify import NotifySocket
-from tidelock.kernel.usage import ProcessInfo, describe
-from tidelock.model import Event, EventKind, State, WorkerName, WorkerSpec, WorkerStatus, worker_name
-from tidelock.registry import Record, Registry
-from tidelock.registry.store import encoded_spec
+from everdeck.kernel import containment, flock
+from everdeck.kernel import identity as ids
+from everdeck.kernel.notify import NotifySocket
+from everdeck.kernel.usage import ProcessInfo, describe
+from everdeck.model import Event, EventKind, State, WorkerName, WorkerSpec, WorkerStatus, worker_name
+from everdeck.registry import Record, Registry
+from everdeck.registry.store import encoded_spec
 
-_log: Final = logging.getLogger("tidelock.deck")
+_log: Final = logging.getLogger("everdeck.deck")
 
 _Answer = TypeVar("_Answer")
 
@@ -79,7 +79,7 @@ class AsyncDeck:
     """All workers of one state directory, from inside an event loop.
 
     Use it as ``async with AsyncDeck("state") as deck``; leaving stops the bound workers and leaves the adoptable
-    ones running. A second owner of the same directory gets :class:`tidelock.errors.DeckOwned`.
+    ones running. A second owner of the same directory gets :class:`everdeck.errors.DeckOwned`.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class AsyncDeck:
             cgroup_home = containment.cgroup_home()
             engine = LocalEngine(
                 self._home.workers_dir,
-                cgroup_home=None if cgroup_home is None else cgroup_home / f"tidelock-{self.deck_id}",
+                cgroup_home=None if cgroup_home is None else cgroup_home / f"everdeck-{self.deck_id}",
                 notify_socket=notify.address,
                 with_lifeline="L1" in self._layers,
                 with_lock="L2" in self._layers,
@@ -214,7 +214,7 @@ class AsyncDeck:
                 bound = [one for one in workers if one.has_process and one.record.spec.lifetime == "bound"]
                 if bound:  # they stay wanted: the next owner starts them again, as after a crash
                     await self._ending.stop(bound, wanted="running")
-        except (TidelockError, OSError):
+        except (EverdeckError, OSError):
             _log.exception("closing: some bound workers could not be stopped; the next owner ends them")
         self._open = None
         self._closing = None
@@ -604,7 +604,7 @@ class AsyncDeck:
 
     def _answer_at_once(
         self, worker: Worker, changed: tuple[str, ...], *, may_replace: bool
-    ) -> WorkerStatus | TidelockError | None:
+    ) -> WorkerStatus | EverdeckError | None:
         """What there is to say to a start that starts nothing; None if it starts something."""
         record = worker.record
         if worker.has_process:
@@ -646,7 +646,7 @@ class AsyncDeck:
         with contextlib.suppress(RegistryError):
             parts.registry.delete(worker.record.name)
         if not flock.is_held(worker.lock_path):
-            with contextlib.suppress(TidelockError):
+            with contextlib.suppress(EverdeckError):
                 parts.engine.clear(worker.record.name)
 
     def _changed_fields(self, record: Record, spec: WorkerSpec) -> tuple[str, ...]:

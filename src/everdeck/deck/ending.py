@@ -1,6 +1,6 @@
 """Ending trees from the loop: a stop that was asked for, leftovers of a dead leader, orphans of an earlier owner.
 
-The kernel layer decides who is signalled when (:class:`tidelock.kernel.escalation.Escalation`); here it is driven by
+The kernel layer decides who is signalled when (:class:`everdeck.kernel.escalation.Escalation`); here it is driven by
 readiness and deadlines of the loop, and its outcomes are recorded in the batches in which they come, so a stop of
 five hundred workers is a handful of commits.
 """
@@ -15,15 +15,15 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from tidelock.crashpoints import crash_point
-from tidelock.deck.parts import RETRY_SECONDS, Parts
-from tidelock.deck.worker import LIVE_PHASES, Worker
-from tidelock.errors import StopFailed
-from tidelock.kernel import exits, logfiles
-from tidelock.kernel import identity as ids
-from tidelock.kernel.escalation import Escalation, Outcome, Subject
-from tidelock.model import EventKind, Exit, State, UnknownExit
-from tidelock.registry.store import Desired, Record
+from everdeck.crashpoints import crash_point
+from everdeck.deck.parts import RETRY_SECONDS, Parts
+from everdeck.deck.worker import LIVE_PHASES, Worker
+from everdeck.errors import StopFailed
+from everdeck.kernel import exits, logfiles
+from everdeck.kernel import identity as ids
+from everdeck.kernel.escalation import Escalation, Outcome, Subject
+from everdeck.model import EventKind, Exit, State, UnknownExit
+from everdeck.registry.store import Desired, Record
 
 _FOR_EVER_SECONDS: Final = 1e9
 

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tidelock.deck.clock import Clock
-from tidelock.errors import RegistryError
-from tidelock.model import Event, EventKind
-from tidelock.registry import Registry, read_only
+from everdeck.deck.clock import Clock
+from everdeck.errors import RegistryError
+from everdeck.model import Event, EventKind
+from everdeck.registry import Registry, read_only
 
-_log: Final = logging.getLogger("tidelock.events")
+_log: Final = logging.getLogger("everdeck.events")
 _BATCH: Final = 500
 
 
@@ -92,7 +92,7 @@ class _Listener:
         self._loop = loop
         self._wakened = threading.Event()
         self._ending = False
-        self._thread = threading.Thread(target=self._run, name="tidelock-events", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="everdeck-events", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:

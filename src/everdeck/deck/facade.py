@@ -14,12 +14,12 @@ from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tidelock.deck.clock import Clock
-from tidelock.deck.deck import ALL_LAYERS, AsyncDeck, Workers
-from tidelock.deck.observe import Layer
-from tidelock.errors import DeckClosed
-from tidelock.kernel.usage import ProcessInfo
-from tidelock.model import Event, WorkerSpec, WorkerStatus
+from everdeck.deck.clock import Clock
+from everdeck.deck.deck import ALL_LAYERS, AsyncDeck, Workers
+from everdeck.deck.observe import Layer
+from everdeck.errors import DeckClosed
+from everdeck.kernel.usage import ProcessInfo
+from everdeck.model import Event, WorkerSpec, WorkerStatus
 
 _Answer = TypeVar("_Answer")
 
@@ -34,7 +34,7 @@ class Deck:
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop()
         self._submitting = threading.Lock()  # so that nothing is handed to a loop that will not run any more
-        self._thread = threading.Thread(target=self._run_loop, name="tidelock-deck", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="everdeck-deck", daemon=True)
         self._thread.start()
         try:
             self._call(self._deck.open())

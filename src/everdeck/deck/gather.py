@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from tidelock.errors import KernelError
-from tidelock.kernel import containment
-from tidelock.kernel.containment import Tree
+from everdeck.errors import KernelError
+from everdeck.kernel import containment
+from everdeck.kernel.containment import Tree
 
-_log: Final = logging.getLogger("tidelock.deck")
+_log: Final = logging.getLogger("everdeck.deck")
 
 _QUIET_SECONDS: Final = 0.05
 _LONGEST_WAIT_SECONDS: Final = 1.0
@@ -84,7 +84,7 @@ class Gatherer:
             self._timer.cancel()
             self._timer = None
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="tidelock-gather", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="everdeck-gather", daemon=True)
             self._thread.start()
         batch, self._waiting = self._waiting, []
         self._batches.put(batch)

@@ -20,16 +20,16 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Final
 
-from tidelock.deck.watch import DeathWatch
-from tidelock.errors import KernelError
-from tidelock.kernel import exits
-from tidelock.kernel import identity as ids
-from tidelock.kernel.bound import Bind, Unbind, Word, encode
-from tidelock.kernel.containment import Tree
-from tidelock.kernel.lifeline import Lifeline, forget_in_forks
-from tidelock.kernel.spawn import Child, python_program, spawn
+from everdeck.deck.watch import DeathWatch
+from everdeck.errors import KernelError
+from everdeck.kernel import exits
+from everdeck.kernel import identity as ids
+from everdeck.kernel.bound import Bind, Unbind, Word, encode
+from everdeck.kernel.containment import Tree
+from everdeck.kernel.lifeline import Lifeline, forget_in_forks
+from everdeck.kernel.spawn import Child, python_program, spawn
 
-_log: Final = logging.getLogger("tidelock.guardian")
+_log: Final = logging.getLogger("everdeck.guardian")
 
 IDLE_SECONDS: Final = 5.0
 """How long a guardian with nobody to guard is kept: a worker that is just being restarted needs it again."""
@@ -260,7 +260,7 @@ def _spawned(channel: socket.socket, state_dir: Path | None) -> Child:
         return spawn(
             # Without site and the current directory: it finds what we found, and starts sooner.
             [
-                *(python_program(), "-S", "-s", "-P", "-m", "tidelock.guardian", str(channel.fileno())),
+                *(python_program(), "-S", "-s", "-P", "-m", "everdeck.guardian", str(channel.fileno())),
                 *(() if state_dir is None else (str(state_dir),)),
             ],
             env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": _search_path()},

@@ -1,7 +1,7 @@
 """What follows when a worker ended by itself, or is ill: its policy decides, here it is carried out.
 
 The leader's end is heard from its pidfd. What it left behind is ended first, then the end is recorded with what the
-policy says (:func:`tidelock.deck.reconcile.after_end`): rest, start again at once or after a delay, or give up. A delay
+policy says (:func:`everdeck.deck.reconcile.after_end`): rest, start again at once or after a delay, or give up. A delay
 is one timer for one worker; nobody else waits for it. A start that fails goes back to the queue, so that a stop is
 always heard.
 """
@@ -15,19 +15,19 @@ from typing import Any, Final, assert_never
 
 from msgspec.structs import replace
 
-from tidelock.crashpoints import crash_point
-from tidelock.deck import reconcile as rules
-from tidelock.deck.ending import Ending, exit_detail, pid_of, stop_failed
-from tidelock.deck.parts import RETRY_SECONDS, Parts
-from tidelock.deck.starting import Starting
-from tidelock.deck.worker import Worker
-from tidelock.errors import KernelError, RegistryError, ResourceExhausted, StopFailed, TidelockError
-from tidelock.kernel import containment, exits, logfiles
-from tidelock.kernel import identity as ids
-from tidelock.model import EventKind, Exit, State, UnknownExit
-from tidelock.registry import Record
+from everdeck.crashpoints import crash_point
+from everdeck.deck import reconcile as rules
+from everdeck.deck.ending import Ending, exit_detail, pid_of, stop_failed
+from everdeck.deck.parts import RETRY_SECONDS, Parts
+from everdeck.deck.starting import Starting
+from everdeck.deck.worker import Worker
+from everdeck.errors import EverdeckError, KernelError, RegistryError, ResourceExhausted, StopFailed
+from everdeck.kernel import containment, exits, logfiles
+from everdeck.kernel import identity as ids
+from everdeck.model import EventKind, Exit, State, UnknownExit
+from everdeck.registry import Record
 
-_log: Final = logging.getLogger("tidelock.deck")
+_log: Final = logging.getLogger("everdeck.deck")
 
 _EXIT_PATIENCE_SECONDS: Final = 1.0  # how long an adopted worker's new parent may take to reap it
 _NEVER_RAN: Final = exits.from_wait_status(127 << 8)
@@ -180,10 +180,10 @@ class Healing:
                 parts.registry.save(waiting)
             worker.record = waiting
             self.start_later(worker, RETRY_SECONDS)
-        except TidelockError as err:
+        except EverdeckError as err:
             self._could_not_run(worker, before, err)
 
-    def _could_not_run(self, worker: Worker, before: Record, error: TidelockError) -> None:
+    def _could_not_run(self, worker: Worker, before: Record, error: EverdeckError) -> None:
         """It could not even be executed: that is a crash like any other, at an uptime of nothing."""
         parts = self._parts
         now = parts.clock.boottime()

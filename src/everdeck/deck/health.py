@@ -26,12 +26,12 @@ from enum import StrEnum
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
-from tidelock.child import EVENT_FIELD, LIFELINE_FD_ENV, PORT_ENV
-from tidelock.errors import KernelError
-from tidelock.kernel import exits
-from tidelock.kernel import identity as ids
-from tidelock.kernel.spawn import Child, spawn
-from tidelock.model import Exited, Health
+from everdeck.child import EVENT_FIELD, LIFELINE_FD_ENV, PORT_ENV
+from everdeck.errors import KernelError
+from everdeck.kernel import exits
+from everdeck.kernel import identity as ids
+from everdeck.kernel.spawn import Child, spawn
+from everdeck.model import Exited, Health
 
 _HTTP_THREADS: Final = 16
 _FIRST_ASK_SECONDS: Final = 0.05
@@ -334,7 +334,7 @@ class HealthKeeper:
 
     async def _ask_http(self, url: str, timeout_seconds: float) -> str | None:
         if self._threads is None:
-            self._threads = concurrent.futures.ThreadPoolExecutor(_HTTP_THREADS, "tidelock-health")
+            self._threads = concurrent.futures.ThreadPoolExecutor(_HTTP_THREADS, "everdeck-health")
         asking = _HttpQuestion(url, timeout_seconds)
         answer = self._running_loop().run_in_executor(self._threads, asking.answer)
         try:
@@ -368,7 +368,7 @@ class _HttpQuestion:
     def answer(self) -> str | None:
         """Runs in a thread."""
         try:
-            self._connection.request("GET", self._target, headers={"User-Agent": "tidelock", "Connection": "close"})
+            self._connection.request("GET", self._target, headers={"User-Agent": "everdeck", "Connection": "close"})
             status = self._connection.getresponse().status
         except (OSError, http.client.HTTPException) as err:
             return f"GET {self._url}: {err or type(err).__name__}"
@@ -402,7 +402,7 @@ async def _ask_command(
     command: tuple[str, ...], env: Mapping[str, str], cwd: str, timeout_seconds: float
 ) -> str | None:
     """Run it, and let nothing of its process group stay behind, whatever happens."""
-    output = os.memfd_create("tidelock-health")
+    output = os.memfd_create("everdeck-health")
     try:
         with open(os.devnull, "rb") as nothing:  # noqa: PTH123, ASYNC230 - /dev/null does not block
             check = spawn(command, env=env, cwd=cwd, stdin_fd=nothing.fileno(), stdout_fd=output, stderr_fd=output)

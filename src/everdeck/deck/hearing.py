@@ -11,20 +11,20 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from tidelock.child import EVENT_FIELD, WORKER_ENV
-from tidelock.deck.ending import pid_of
-from tidelock.deck.gather import Gathered
-from tidelock.deck.healing import Healing
-from tidelock.deck.parts import Parts
-from tidelock.deck.starting import Starting
-from tidelock.deck.worker import Worker
-from tidelock.errors import KernelError, RegistryError
-from tidelock.kernel.containment import environment_of
-from tidelock.kernel.notify import Notification, speaker
-from tidelock.model import EventKind, State
-from tidelock.registry import Record
+from everdeck.child import EVENT_FIELD, WORKER_ENV
+from everdeck.deck.ending import pid_of
+from everdeck.deck.gather import Gathered
+from everdeck.deck.healing import Healing
+from everdeck.deck.parts import Parts
+from everdeck.deck.starting import Starting
+from everdeck.deck.worker import Worker
+from everdeck.errors import KernelError, RegistryError
+from everdeck.kernel.containment import environment_of
+from everdeck.kernel.notify import Notification, speaker
+from everdeck.model import EventKind, State
+from everdeck.registry import Record
 
-_log: Final = logging.getLogger("tidelock.deck")
+_log: Final = logging.getLogger("everdeck.deck")
 _LONGEST_STATUS: Final = 500
 
 

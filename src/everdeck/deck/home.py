@@ -1,7 +1,7 @@
 """The state directory: who owns it, and what lies where.
 
 ``deck.lock`` is held for as long as the owner lives, whichever way it dies; its content is the owner's pid, for people
-and for :class:`tidelock.errors.DeckOwned`. ``workers/NAME`` belongs to one worker each. A directory on its way out is
+and for :class:`everdeck.errors.DeckOwned`. ``workers/NAME`` belongs to one worker each. A directory on its way out is
 renamed first to a name that no worker can have (``~`` is outside the alphabet), so a removal that was interrupted is
 finished by the next owner and never mistaken for a worker.
 """
@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tidelock.errors import DeckOwned, NameRefused, StateDirRefused
-from tidelock.kernel import flock
-from tidelock.kernel.lifeline import Lifeline, forget_in_forks
-from tidelock.model import WorkerName, worker_name
+from everdeck.errors import DeckOwned, NameRefused, StateDirRefused
+from everdeck.kernel import flock
+from everdeck.kernel.lifeline import Lifeline, forget_in_forks
+from everdeck.model import WorkerName, worker_name
 
 _REMOVING: Final = "removing~"
-HANDED_OVER_ENV: Final = "TIDELOCK_HANDED_OVER"
+HANDED_OVER_ENV: Final = "EVERDECK_HANDED_OVER"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ a watch is armed for one event only, so a writer of a million lines wakes us onc
 size, at times chosen from how fast it grew, until it is silent again; then the watch is armed anew. A silent worker
 costs no wake-up, no timer and no descriptor.
 
-The rotation itself (:mod:`tidelock.kernel.logfiles`) runs in one thread beside the loop, and between two rotations that
+The rotation itself (:mod:`everdeck.kernel.logfiles`) runs in one thread beside the loop, and between two rotations that
 thread compresses archives that are ten seconds old, a mebibyte at a time and at a third of a core. It is started by
 the first log that needs it.
 
@@ -25,14 +25,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from tidelock.deck.clock import Clock
-from tidelock.kernel import inotify, logfiles, logledger, logreader
-from tidelock.kernel.logfiles import Method, Rotation
-from tidelock.kernel.logledger import BUSY, CURRENT, STDERR
-from tidelock.kernel.logreader import Follower, Line
-from tidelock.model import Log
+from everdeck.deck.clock import Clock
+from everdeck.kernel import inotify, logfiles, logledger, logreader
+from everdeck.kernel.logfiles import Method, Rotation
+from everdeck.kernel.logledger import BUSY, CURRENT, STDERR
+from everdeck.kernel.logreader import Follower, Line
+from everdeck.model import Log
 
-_log: Final = logging.getLogger("tidelock.logs")
+_log: Final = logging.getLogger("everdeck.logs")
 
 _QUICK_LOOK_SECONDS: Final = 0.05  # after a silence: is this the first of many lines, or the only one?
 _SLOW_LOOK_SECONDS: Final = 0.5  # the longest we stay away from a log that is being written
@@ -58,7 +58,7 @@ async def read(
     grep: str | None = None,
     colour: bool = False,
 ) -> list[str]:
-    """As :func:`tidelock.kernel.logreader.read`, in a thread."""
+    """As :func:`everdeck.kernel.logreader.read`, in a thread."""
 
     def all_of_them() -> list[str]:
         return list(logreader.read(log_dir, lines=lines, since=since, until=until, grep=grep, colour=colour))
@@ -574,7 +574,7 @@ class _RotatingHand:
         self._compressing: dict[_Watched, Iterator[None]] = {}
         self._at_work_on: _Watched | None = None
         self._closing = False
-        self._thread = threading.Thread(target=self._work, name="tidelock-logs", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="everdeck-logs", daemon=True)
         self._thread.start()
 
     def take(self, watched: _Watched) -> None:

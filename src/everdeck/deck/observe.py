@@ -5,13 +5,13 @@ from typing import Final
 
 import msgspec
 
-from tidelock.deck.clock import Clock
-from tidelock.deck.worker import Worker
-from tidelock.kernel import containment
-from tidelock.kernel import identity as ids
-from tidelock.kernel.usage import Usage, usage_of
-from tidelock.model import Containment, State, WorkerStatus
-from tidelock.registry import Record
+from everdeck.deck.clock import Clock
+from everdeck.deck.worker import Worker
+from everdeck.kernel import containment
+from everdeck.kernel import identity as ids
+from everdeck.kernel.usage import Usage, usage_of
+from everdeck.model import Containment, State, WorkerStatus
+from everdeck.registry import Record
 
 _SHORTEST_SAMPLE_SECONDS: Final = 0.1
 

@@ -1,7 +1,7 @@
 """What one open deck holds, for the modules that act on it: the registry, the engine, the watchers, the workers.
 
 Each of :mod:`starting`, :mod:`ending`, :mod:`healing`, :mod:`hearing` and :mod:`recovery` owns one kind of act and
-finds everything it needs here; the verbs in :mod:`tidelock.deck.deck` put them together.
+finds everything it needs here; the verbs in :mod:`everdeck.deck.deck` put them together.
 """
 
 import asyncio
@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final
 
-from tidelock.deck.clock import Clock
-from tidelock.deck.events import EventStream
-from tidelock.deck.gather import Gatherer
-from tidelock.deck.guardian_link import GuardianLink
-from tidelock.deck.health import HealthKeeper
-from tidelock.deck.home import DeckHome
-from tidelock.deck.logs import LogKeeper
-from tidelock.deck.watch import DeathWatch
-from tidelock.deck.worker import Worker
-from tidelock.engines.local import LocalEngine
-from tidelock.kernel import identity as ids
-from tidelock.kernel.notify import NotifySocket
-from tidelock.model import EventKind, Identity
-from tidelock.registry import Record, Registry
+from everdeck.deck.clock import Clock
+from everdeck.deck.events import EventStream
+from everdeck.deck.gather import Gatherer
+from everdeck.deck.guardian_link import GuardianLink
+from everdeck.deck.health import HealthKeeper
+from everdeck.deck.home import DeckHome
+from everdeck.deck.logs import LogKeeper
+from everdeck.deck.watch import DeathWatch
+from everdeck.deck.worker import Worker
+from everdeck.engines.local import LocalEngine
+from everdeck.kernel import identity as ids
+from everdeck.kernel.notify import NotifySocket
+from everdeck.model import EventKind, Identity
+from everdeck.registry import Record, Registry
 
-_log: Final = logging.getLogger("tidelock.deck")
+_log: Final = logging.getLogger("everdeck.deck")
 
 RETRY_SECONDS: Final = 1.0
 """Disk full, registry locked, no descriptors left: there is nothing that tells when it is over, so look again."""

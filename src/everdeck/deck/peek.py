@@ -4,12 +4,12 @@ from pathlib import Path
 
 import msgspec
 
-from tidelock.deck.clock import Clock
-from tidelock.deck.home import owner_pid
-from tidelock.deck.observe import status_from_record
-from tidelock.kernel import flock
-from tidelock.model import Event, WorkerStatus
-from tidelock.registry import read_only
+from everdeck.deck.clock import Clock
+from everdeck.deck.home import owner_pid
+from everdeck.deck.observe import status_from_record
+from everdeck.kernel import flock
+from everdeck.model import Event, WorkerStatus
+from everdeck.registry import read_only
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -7,8 +7,8 @@ one of these two functions, so a policy is changed in one place and tested witho
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from tidelock.deck.backoff import breaker_trips, crashes_in_window, next_delay, streak_after
-from tidelock.model import Exit, Exited, Lifetime, Restart, State, UnknownExit
+from everdeck.deck.backoff import breaker_trips, crashes_in_window, next_delay, streak_after
+from everdeck.model import Exit, Exited, Lifetime, Restart, State, UnknownExit
 
 # --- what was seen ----------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 For each record the kernel is asked: same identity, then adopt (or, if bound, reap: L4); gone, then end what is left of
 its tree, note the end and do as its policy says; never identified, then look for its cookie while its lock is held.
-Strangers are left alone. What to do is decided by :func:`tidelock.deck.reconcile.on_open`.
+Strangers are left alone. What to do is decided by :func:`everdeck.deck.reconcile.on_open`.
 """
 
 import contextlib
@@ -14,25 +14,25 @@ from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
-from tidelock.child import DIR_ENV, WORKER_ENV
-from tidelock.crashpoints import crash_point
-from tidelock.deck import guardian_link
-from tidelock.deck import reconcile as rules
-from tidelock.deck.ending import Ending, pid_of, stop_failed
-from tidelock.deck.healing import Healing, exit_of_zombie
-from tidelock.deck.home import Inherited
-from tidelock.deck.parts import Parts
-from tidelock.deck.starting import Starting, leader_by_cookie, spec_from_process
-from tidelock.deck.worker import LIVE_PHASES, Worker
-from tidelock.errors import KernelError, NameRefused, ProcessGone, ResourceExhausted
-from tidelock.kernel import containment, exits, flock
-from tidelock.kernel import identity as ids
-from tidelock.kernel.escalation import Outcome
-from tidelock.model import Cookie, EventKind, State, WorkerName, worker_name
-from tidelock.registry import Record
-from tidelock.registry.store import encoded_spec
+from everdeck.child import DIR_ENV, WORKER_ENV
+from everdeck.crashpoints import crash_point
+from everdeck.deck import guardian_link
+from everdeck.deck import reconcile as rules
+from everdeck.deck.ending import Ending, pid_of, stop_failed
+from everdeck.deck.healing import Healing, exit_of_zombie
+from everdeck.deck.home import Inherited
+from everdeck.deck.parts import Parts
+from everdeck.deck.starting import Starting, leader_by_cookie, spec_from_process
+from everdeck.deck.worker import LIVE_PHASES, Worker
+from everdeck.errors import KernelError, NameRefused, ProcessGone, ResourceExhausted
+from everdeck.kernel import containment, exits, flock
+from everdeck.kernel import identity as ids
+from everdeck.kernel.escalation import Outcome
+from everdeck.model import Cookie, EventKind, State, WorkerName, worker_name
+from everdeck.registry import Record
+from everdeck.registry.store import encoded_spec
 
-_log: Final = logging.getLogger("tidelock.deck")
+_log: Final = logging.getLogger("everdeck.deck")
 
 # A child needs microseconds from vfork to exec; this many looks take seconds, and then something else is wrong.
 _VFORK_LOOKS: Final = 500

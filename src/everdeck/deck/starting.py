@@ -15,28 +15,28 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from tidelock.crashpoints import crash_point
-from tidelock.deck.ending import Ending, pid_of
-from tidelock.deck.parts import Parts
-from tidelock.deck.worker import LIVE_PHASES, Worker
-from tidelock.engines.engine import Launched
-from tidelock.engines.local import choose_port, port_is_free
-from tidelock.errors import (
+from everdeck.crashpoints import crash_point
+from everdeck.deck.ending import Ending, pid_of
+from everdeck.deck.parts import Parts
+from everdeck.deck.worker import LIVE_PHASES, Worker
+from everdeck.engines.engine import Launched
+from everdeck.engines.local import choose_port, port_is_free
+from everdeck.errors import (
+    EverdeckError,
     KernelError,
     LockConflict,
     PortUnavailable,
     ProcessGone,
     RegistryError,
     SpecError,
-    TidelockError,
 )
-from tidelock.kernel import containment, exits, flock
-from tidelock.kernel import identity as ids
-from tidelock.kernel.containment import Tree
-from tidelock.kernel.escalation import Subject
-from tidelock.model import EventKind, Identity, State, WorkerName, WorkerSpec
-from tidelock.registry import Record
-from tidelock.registry.store import encoded_spec
+from everdeck.kernel import containment, exits, flock
+from everdeck.kernel import identity as ids
+from everdeck.kernel.containment import Tree
+from everdeck.kernel.escalation import Subject
+from everdeck.model import EventKind, Identity, State, WorkerName, WorkerSpec
+from everdeck.registry import Record
+from everdeck.registry.store import encoded_spec
 
 
 @dataclass(eq=False, slots=True)
@@ -138,7 +138,7 @@ class Starting:
             order.worker.cancel_timer()
             try:
                 port = self._port_for(order.worker, order.spec, ports)
-            except (TidelockError, OSError) as err:
+            except (EverdeckError, OSError) as err:
                 order.failure = err
                 continue
             if port is not None:

@@ -7,16 +7,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidelock.kernel import exits
-from tidelock.kernel.containment import Tree
-from tidelock.model import State
-from tidelock.registry import Record
+from everdeck.kernel import exits
+from everdeck.kernel.containment import Tree
+from everdeck.model import State
+from everdeck.registry import Record
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from tidelock.kernel.lifeline import Lifeline
+    from everdeck.kernel.lifeline import Lifeline
 
 LIVE_PHASES = frozenset({State.STARTING, State.RUNNING, State.UNHEALTHY, State.STOPPING})
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tidelock.kernel.lifeline import Lifeline
-from tidelock.model import Cookie, Identity, WorkerName, WorkerSpec
+from everdeck.kernel.lifeline import Lifeline
+from everdeck.model import Cookie, Identity, WorkerName, WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)

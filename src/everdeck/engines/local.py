@@ -17,12 +17,12 @@ import zlib
 from pathlib import Path
 from typing import Any, Final
 
-from tidelock import child
-from tidelock.crashpoints import crash_point
-from tidelock.engines.engine import Launched
-from tidelock.errors import LimitUnavailable, PortUnavailable, RegistryUnavailable, SpecError, StateDirRefused
-from tidelock.kernel import containment, flock, lifeline, logfiles, spawn
-from tidelock.model import Cookie, Identity, Secret, WorkerName, WorkerSpec
+from everdeck import child
+from everdeck.crashpoints import crash_point
+from everdeck.engines.engine import Launched
+from everdeck.errors import LimitUnavailable, PortUnavailable, RegistryUnavailable, SpecError, StateDirRefused
+from everdeck.kernel import containment, flock, lifeline, logfiles, spawn
+from everdeck.model import Cookie, Identity, Secret, WorkerName, WorkerSpec
 
 PASSED_THROUGH: Final = ("PATH", "HOME", "LANG", "TZ", "USER", "SHELL")
 _WRITTEN_BY_US: Final = (

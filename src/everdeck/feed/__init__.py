@@ -1,6 +1,6 @@
 """The feed: nothing that was delivered is lost.
 
-    from tidelock.feed import Inbox, consume, poll
+    from everdeck.feed import Inbox, consume, poll
 
     async def handle(item):                                   # at least once; in order per key; retried when it raises
         async with item.transaction() as db:                  # effectively once: the writes and the ack are one commit
@@ -12,16 +12,16 @@
 in a transaction. ``Feed`` is for libraries that have handlers of their own. See docs/reference/feed.md.
 """
 
-from tidelock.feed.consume import Feed, consume
-from tidelock.feed.cursors import FileCursor
-from tidelock.feed.dispatcher import Dispatcher, Item, Retry
-from tidelock.feed.inbox import DeadLetter, Inbox, Stream
-from tidelock.feed.outbox import Message, Outbox
-from tidelock.feed.poller_lock import PollerLock, Suspect, local_suspects
-from tidelock.feed.records import Batch, Counts, Position, Record, Source, Start, Stored
-from tidelock.feed.reporting import Reporter
-from tidelock.feed.sources.polled import poll
-from tidelock.feed.store import Transaction
+from everdeck.feed.consume import Feed, consume
+from everdeck.feed.cursors import FileCursor
+from everdeck.feed.dispatcher import Dispatcher, Item, Retry
+from everdeck.feed.inbox import DeadLetter, Inbox, Stream
+from everdeck.feed.outbox import Message, Outbox
+from everdeck.feed.poller_lock import PollerLock, Suspect, local_suspects
+from everdeck.feed.records import Batch, Counts, Position, Record, Source, Start, Stored
+from everdeck.feed.reporting import Reporter
+from everdeck.feed.sources.polled import poll
+from everdeck.feed.store import Transaction
 
 __all__ = [
     "Batch",

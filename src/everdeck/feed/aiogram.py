@@ -23,9 +23,9 @@ from aiogram.exceptions import TelegramConflictError
 from aiogram.methods import GetUpdates, Response, TelegramMethod
 from aiogram.types import Update
 
-from tidelock.feed.botapi import GRACE_SECONDS, Asked, Order, Polling, current_item, settled, working_on
-from tidelock.feed.dispatcher import MAX_ATTEMPTS, Item, Listener, Retry
-from tidelock.feed.records import Delivery, FirstRun
+from everdeck.feed.botapi import GRACE_SECONDS, Asked, Order, Polling, current_item, settled, working_on
+from everdeck.feed.dispatcher import MAX_ATTEMPTS, Item, Listener, Retry
+from everdeck.feed.records import Delivery, FirstRun
 
 __all__ = ["Durable", "current_item", "durable"]
 
@@ -33,7 +33,7 @@ __all__ = ["Durable", "current_item", "durable"]
 CONCURRENCY: Final = 256
 AT_ONCE: Final = 64
 
-log = logging.getLogger("tidelock.feed")
+log = logging.getLogger("everdeck.feed")
 
 
 def durable(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tidelock.kernel import inotify
+from everdeck.kernel import inotify
 
 ASK_SECONDS: Final = 30.0
 

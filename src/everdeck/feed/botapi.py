@@ -21,12 +21,12 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from tidelock.errors import FeedClosed, PollerConflict, SourceError, SpecError
-from tidelock.feed.consume import Feed
-from tidelock.feed.dispatcher import Item, Listener, Retry
-from tidelock.feed.inbox import Inbox
-from tidelock.feed.poller_lock import PollerLock, local_suspects
-from tidelock.feed.records import Batch, Delivery, FirstRun, Position, Record
+from everdeck.errors import FeedClosed, PollerConflict, SourceError, SpecError
+from everdeck.feed.consume import Feed
+from everdeck.feed.dispatcher import Item, Listener, Retry
+from everdeck.feed.inbox import Inbox
+from everdeck.feed.poller_lock import PollerLock, local_suspects
+from everdeck.feed.records import Batch, Delivery, FirstRun, Position, Record
 
 Order: TypeAlias = Literal["chat", "none"]
 GetUpdates: TypeAlias = Callable[[int, int], Awaitable[Any]]
@@ -37,8 +37,8 @@ CANCEL_SECONDS: Final = 1.0
 # Handlers that let others pass are not limited by the library; this bounds memory, and what comes again after a crash.
 MAX_BACKGROUND: Final = 1000
 
-log = logging.getLogger("tidelock.feed")
-_current: ContextVar[Item | None] = ContextVar("tidelock_item", default=None)
+log = logging.getLogger("everdeck.feed")
+_current: ContextVar[Item | None] = ContextVar("everdeck_item", default=None)
 
 
 def current_item() -> Item | None:

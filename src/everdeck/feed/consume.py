@@ -1,7 +1,7 @@
 """From a source to a handler, with nothing lost on the way.
 
 :func:`consume` is the whole feed in one call; :class:`Feed` is the same without the handlers, for libraries that have
-their own (see ``tidelock.feed.aiogram`` and ``tidelock.feed.ptb``).
+their own (see ``everdeck.feed.aiogram`` and ``everdeck.feed.ptb``).
 
 A *pump* asks the source, stores what came and asks again: only a stored position is ever sent upstream. The dispatcher
 hands out what is stored. They meet only in the inbox, so a slow handler does not stop the pump (until the backlog is
@@ -20,16 +20,16 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
-from tidelock.crashpoints import crash_point
-from tidelock.errors import FeedClosed, InboxUnavailable, SourceError, SpecError
-from tidelock.feed.cursors import FileCursor
-from tidelock.feed.dispatcher import CONCURRENCY, MAX_ATTEMPTS, Dispatcher, Item, Retry
-from tidelock.feed.handling import KeyOf, Listener, call, keyed, retry_after_of
-from tidelock.feed.inbox import Inbox, Stream
-from tidelock.feed.one_by_one import SOURCE_RETRY, OneByOne
-from tidelock.feed.records import Batch, Counts, Cursor, Delivery, FirstRun, Source, Start
-from tidelock.feed.reporting import Reporter, StreamReport
-from tidelock.feed.sources.polled import as_source
+from everdeck.crashpoints import crash_point
+from everdeck.errors import FeedClosed, InboxUnavailable, SourceError, SpecError
+from everdeck.feed.cursors import FileCursor
+from everdeck.feed.dispatcher import CONCURRENCY, MAX_ATTEMPTS, Dispatcher, Item, Retry
+from everdeck.feed.handling import KeyOf, Listener, call, keyed, retry_after_of
+from everdeck.feed.inbox import Inbox, Stream
+from everdeck.feed.one_by_one import SOURCE_RETRY, OneByOne
+from everdeck.feed.records import Batch, Counts, Cursor, Delivery, FirstRun, Source, Start
+from everdeck.feed.reporting import Reporter, StreamReport
+from everdeck.feed.sources.polled import as_source
 
 Handler: TypeAlias = Callable[[Any], Awaitable[object] | object]
 
@@ -37,7 +37,7 @@ Handler: TypeAlias = Callable[[Any], Awaitable[object] | object]
 GRACE_SECONDS: Final = 4.0
 CANCEL_SECONDS: Final = 0.5
 
-log = logging.getLogger("tidelock.feed")
+log = logging.getLogger("everdeck.feed")
 
 
 async def consume(
@@ -346,7 +346,7 @@ async def _run_until(stop: asyncio.Event, work: OneByOne, grace_seconds: float) 
 
 @contextlib.contextmanager
 def _sigterm_sets(stop: asyncio.Event) -> Iterator[None]:
-    """SIGTERM asks politely, unless the program has a handler of its own (or tidelock.child has put one there)."""
+    """SIGTERM asks politely, unless the program has a handler of its own (or everdeck.child has put one there)."""
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     loop = asyncio.get_running_loop()
     if ours:

@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from tidelock.crashpoints import crash_point
-from tidelock.errors import CursorUnreadable, InboxUnavailable, SpecError
+from everdeck.crashpoints import crash_point
+from everdeck.errors import CursorUnreadable, InboxUnavailable, SpecError
 
 _NUMBER: Final = re.compile(r"\s*(\d{1,19})\s*", re.ASCII)
 _SHOWN: Final = 80

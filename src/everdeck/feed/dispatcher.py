@@ -20,14 +20,14 @@ from typing import Any, Final
 
 import msgspec
 
-from tidelock.crashpoints import crash_point
-from tidelock.errors import FeedClosed, FeedError, InboxUnavailable, SpecError
-from tidelock.feed.handling import Listener as Listener  # noqa: PLC0414 - also found here by those who dispatch
-from tidelock.feed.handling import retry_after_of, tell
-from tidelock.feed.inbox import Stream
-from tidelock.feed.lanes import LaneKey, Lanes
-from tidelock.feed.records import Delivery, RecordId
-from tidelock.feed.store import SQL, Transaction
+from everdeck.crashpoints import crash_point
+from everdeck.errors import FeedClosed, FeedError, InboxUnavailable, SpecError
+from everdeck.feed.handling import Listener as Listener  # noqa: PLC0414 - also found here by those who dispatch
+from everdeck.feed.handling import retry_after_of, tell
+from everdeck.feed.inbox import Stream
+from everdeck.feed.lanes import LaneKey, Lanes
+from everdeck.feed.records import Delivery, RecordId
+from everdeck.feed.store import SQL, Transaction
 
 MAX_ATTEMPTS: Final = 3
 CONCURRENCY: Final = 32
@@ -35,7 +35,7 @@ DISK_RETRY_SECONDS: Final = 1.0
 ERROR_TEXT_LENGTH: Final = 2000
 LONG_TRANSACTION_SECONDS: Final = 1.0
 
-log = logging.getLogger("tidelock.feed")
+log = logging.getLogger("everdeck.feed")
 
 
 @dataclass(frozen=True, slots=True)

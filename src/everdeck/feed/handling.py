@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from tidelock.feed.records import Record
+from everdeck.feed.records import Record
 
 KeyOf: TypeAlias = Callable[[Any], object]
 FeedEvent: TypeAlias = dict[str, Any]
 Listener: TypeAlias = Callable[[FeedEvent], None]
 
-log = logging.getLogger("tidelock.feed")
+log = logging.getLogger("everdeck.feed")
 
 
 async def call(handler: Callable[[Any], Awaitable[object] | object], item: object) -> None:

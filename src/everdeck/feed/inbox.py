@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import msgspec
 
-from tidelock.crashpoints import crash_point
-from tidelock.errors import FeedClosed, SourceError, SpecError
-from tidelock.feed.records import Counts, Cursor, FirstRun, Position, Record, RecordId, Start, Stored
-from tidelock.feed.store import SQL, Clock, Store, Transaction, shared, wall_clock
+from everdeck.crashpoints import crash_point
+from everdeck.errors import FeedClosed, SourceError, SpecError
+from everdeck.feed.records import Counts, Cursor, FirstRun, Position, Record, RecordId, Start, Stored
+from everdeck.feed.store import SQL, Clock, Store, Transaction, shared, wall_clock
 
 if TYPE_CHECKING:
     import sqlite3
@@ -59,7 +59,7 @@ class Inbox:
     """A durable inbox in one SQLite file.
 
     ``async with Inbox("bot.db") as inbox`` or ``await inbox.open()`` … ``await inbox.close()``; ``consume`` does it
-    by itself. One process works from a file at a time (:class:`tidelock.errors.PollerConflict` otherwise); several
+    by itself. One process works from a file at a time (:class:`everdeck.errors.PollerConflict` otherwise); several
     streams and several ``Inbox`` objects in that process may share it. The user's own tables may live in the same
     file: that is what makes ``item.transaction()`` possible.
 

@@ -13,15 +13,15 @@ from typing import Any, Final
 
 import msgspec
 
-from tidelock.crashpoints import crash_point
-from tidelock.errors import FeedError, SourceError, SpecError
-from tidelock.feed.cursors import FileCursor
-from tidelock.feed.dispatcher import Retry
-from tidelock.feed.handling import KeyOf, Listener, call, keyed, retry_after_of, tell
-from tidelock.feed.inbox import UPSTREAM_KEEPS_SECONDS
-from tidelock.feed.records import Batch, Counts, Cursor, Delivery, FirstRun, Position, Record, RecordId, Source
-from tidelock.feed.reporting import Reporter
-from tidelock.feed.store import wall_clock
+from everdeck.crashpoints import crash_point
+from everdeck.errors import FeedError, SourceError, SpecError
+from everdeck.feed.cursors import FileCursor
+from everdeck.feed.dispatcher import Retry
+from everdeck.feed.handling import KeyOf, Listener, call, keyed, retry_after_of, tell
+from everdeck.feed.inbox import UPSTREAM_KEEPS_SECONDS
+from everdeck.feed.records import Batch, Counts, Cursor, Delivery, FirstRun, Position, Record, RecordId, Source
+from everdeck.feed.reporting import Reporter
+from everdeck.feed.store import wall_clock
 
 RECENT_IDS: Final = 1000
 # As for the inbox's pump: the same offset asked twice within 3 s is served worse each time.

@@ -19,14 +19,14 @@ from typing import Any, Final
 
 import msgspec
 
-from tidelock.child import emit
-from tidelock.crashpoints import crash_point
-from tidelock.errors import FeedError, InboxUnavailable
-from tidelock.feed.dispatcher import ERROR_TEXT_LENGTH, Retry
-from tidelock.feed.handling import Listener, call, retry_after_of, tell
-from tidelock.feed.inbox import Inbox
-from tidelock.feed.lanes import LaneKey, Lanes
-from tidelock.feed.store import SQL, Transaction
+from everdeck.child import emit
+from everdeck.crashpoints import crash_point
+from everdeck.errors import FeedError, InboxUnavailable
+from everdeck.feed.dispatcher import ERROR_TEXT_LENGTH, Retry
+from everdeck.feed.handling import Listener, call, retry_after_of, tell
+from everdeck.feed.inbox import Inbox
+from everdeck.feed.lanes import LaneKey, Lanes
+from everdeck.feed.store import SQL, Transaction
 
 MAX_ATTEMPTS: Final = 8
 CONCURRENCY: Final = 8

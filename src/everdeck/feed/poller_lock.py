@@ -5,7 +5,7 @@ polling we take a flock(2) named by a hash of the token in this user's runtime d
 and it says nothing about the token: not its name, not its content.
 
 A 409 that comes all the same is somebody the lock cannot see: another user, another machine, a program that does not
-use Tidelock. :func:`local_suspects` looks for the ones on this machine.
+use Everdeck. :func:`local_suspects` looks for the ones on this machine.
 """
 
 import hashlib
@@ -15,8 +15,8 @@ from typing import Final, Self
 import msgspec
 import psutil
 
-from tidelock.child import Singleton
-from tidelock.errors import PollerConflict
+from everdeck.child import Singleton
+from everdeck.errors import PollerConflict
 
 _NAME_LENGTH: Final = 32
 _COMMAND_LENGTH: Final = 200

@@ -23,9 +23,9 @@ from telegram import Update
 from telegram.error import Conflict
 from telegram.ext import Application, BaseUpdateProcessor, ExtBot, PicklePersistence, Updater
 
-from tidelock.feed.botapi import GRACE_SECONDS, Asked, Handout, Order, Polling, current_item, settled, working_on
-from tidelock.feed.dispatcher import MAX_ATTEMPTS, Item, Listener, Retry
-from tidelock.feed.records import Delivery, FirstRun
+from everdeck.feed.botapi import GRACE_SECONDS, Asked, Handout, Order, Polling, current_item, settled, working_on
+from everdeck.feed.dispatcher import MAX_ATTEMPTS, Item, Listener, Retry
+from everdeck.feed.records import Delivery, FirstRun
 
 __all__ = ["current_item", "durable_application"]
 
@@ -33,7 +33,7 @@ __all__ = ["current_item", "durable_application"]
 # themselves are theirs: one that runs for ever must not keep its update from being finished.
 _NON_BLOCKING: Final = ":process_update_non_blocking:"
 
-log = logging.getLogger("tidelock.feed")
+log = logging.getLogger("everdeck.feed")
 
 
 def durable_application(

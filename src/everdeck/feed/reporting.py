@@ -3,7 +3,7 @@
 In a worker the deck listens on ``$NOTIFY_SOCKET``. ``READY=1`` is said when the inbox is open and recovered,
 ``WATCHDOG=1`` comes from the event loop, so a handler that blocks the loop stops it and the worker is restarted;
 ``STATUS=`` is the one line that people see ("1,204 done, 3 in flight, 0 dead"). An event of the feed travels as
-``X_TIDELOCK_EVENT={json}`` and appears in the deck's stream as kind ``feed``: the *message* is parked, not the worker.
+``X_EVERDECK_EVENT={json}`` and appears in the deck's stream as kind ``feed``: the *message* is parked, not the worker.
 
 Nobody listening is not an error: while the owner restarts there is nobody. Dead letters that nobody has heard of are
 told again until somebody has. Payloads are never told.
@@ -14,10 +14,10 @@ import contextlib
 import os
 from typing import Any, Final, Protocol
 
-from tidelock.child import NOTIFY_SOCKET_ENV, emit, notify, watchdog_pings
-from tidelock.errors import FeedError
-from tidelock.feed.inbox import Stream
-from tidelock.feed.store import SQL
+from everdeck.child import NOTIFY_SOCKET_ENV, emit, notify, watchdog_pings
+from everdeck.errors import FeedError
+from everdeck.feed.inbox import Stream
+from everdeck.feed.store import SQL
 
 STATUS_SECONDS: Final = 1.0
 TELL_AGAIN_SECONDS: Final = 30.0

@@ -23,9 +23,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from tidelock.errors import FeedError, InboxUnavailable, PollerConflict, TidelockError
-from tidelock.feed.bell import Bell
-from tidelock.kernel import flock
+from everdeck.errors import EverdeckError, FeedError, InboxUnavailable, PollerConflict
+from everdeck.feed.bell import Bell
+from everdeck.kernel import flock
 
 Clock = Callable[[], float]
 SCHEMA_VERSION: Final = 1
@@ -43,7 +43,7 @@ def wall_clock() -> float:
 
 def _queries() -> dict[str, str]:
     found: dict[str, str] = {}
-    for part in files("tidelock.feed").joinpath("sql/queries.sql").read_text("utf-8").split("-- name: ")[1:]:
+    for part in files("everdeck.feed").joinpath("sql/queries.sql").read_text("utf-8").split("-- name: ")[1:]:
         name, _, statement = part.partition("\n")
         found[name.strip()] = statement.strip().rstrip(";")
     return found
@@ -113,7 +113,7 @@ class Store:
         lock = self._lock_path
         try:
             self._lock_fd = flock.take(lock)
-        except TidelockError as err:
+        except EverdeckError as err:
             raise InboxUnavailable(f"{lock}: {err}") from err
         if self._lock_fd is None:
             holders = flock.holders(lock)
@@ -248,7 +248,7 @@ def _refuse_foreign(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def _is_ours(connection: sqlite3.Connection) -> bool:
-    found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'tidelock_feed_version'").fetchone()
+    found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'everdeck_feed_version'").fetchone()
     return found is not None
 
 
@@ -257,11 +257,11 @@ def _migrate(path: Path, connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         if not _is_ours(connection):
-            for statement in _statements(files("tidelock.feed").joinpath("sql/schema.sql").read_text("utf-8")):
+            for statement in _statements(files("everdeck.feed").joinpath("sql/schema.sql").read_text("utf-8")):
                 connection.execute(statement)
         (version,) = connection.execute(SQL["version"]).fetchone()
         if version > SCHEMA_VERSION:
-            raise InboxUnavailable(f"{path} was written by a newer Tidelock (feed version {version}); left untouched")
+            raise InboxUnavailable(f"{path} was written by a newer Everdeck (feed version {version}); left untouched")
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:

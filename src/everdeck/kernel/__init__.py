@@ -1,5 +1,5 @@
 """The only place that knows pids, signals and file descriptors.
 
 Synchronous: no asyncio, no threads. Modules hand out file descriptors; whoever calls owns the waiting.
-Every ``OSError`` leaves this package as one of :mod:`tidelock.errors`, translated once.
+Every ``OSError`` leaves this package as one of :mod:`everdeck.errors`, translated once.
 """

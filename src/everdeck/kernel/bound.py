@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from tidelock.kernel.containment import Tree
-from tidelock.model import Cookie, Identity
+from everdeck.kernel.containment import Tree
+from everdeck.model import Cookie, Identity
 
 
 @dataclass(frozen=True, slots=True)

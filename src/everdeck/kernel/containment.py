@@ -4,7 +4,7 @@ Three strengths, reported as they are:
 
 - ``cgroup``: the worker has a cgroup v2 directory of its own. Whatever it forks stays inside, whatever it calls
   itself, and ``cgroup.kill`` ends all of it at once. The directory is on disk, so it outlives the owner.
-- ``cookie``: every process of the tree inherits the random ``TIDELOCK_COOKIE`` of this start in its environment,
+- ``cookie``: every process of the tree inherits the random ``EVERDECK_COOKIE`` of this start in its environment,
   and the descriptor of the worker's lock. One pass over /proc finds the cookie; a process that cleared its
   environment is still found as a holder of the lock.
 - ``group``: /proc does not show us environments; only the process group of the leader is known.
@@ -27,11 +27,11 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from tidelock.child import COOKIE_ENV
-from tidelock.errors import KernelError, LimitUnavailable, NotPermitted, ProcessGone
-from tidelock.kernel import flock
-from tidelock.kernel import identity as ids
-from tidelock.model import Containment, Cookie, Identity, Limits
+from everdeck.child import COOKIE_ENV
+from everdeck.errors import KernelError, LimitUnavailable, NotPermitted, ProcessGone
+from everdeck.kernel import flock
+from everdeck.kernel import identity as ids
+from everdeck.model import Containment, Cookie, Identity, Limits
 
 _COOKIE_KEY: Final = f"{COOKIE_ENV}=".encode()
 _CPU_PERIOD_MICROSECONDS: Final = 100_000
@@ -244,7 +244,7 @@ def cgroup_home() -> Path | None:
             if line.startswith("0::"):
                 own = line.rstrip("\n")[3:]
     home = mount / own.lstrip("/")
-    probe = home / f"tidelock-probe-{os.getpid()}-{secrets.token_hex(4)}"
+    probe = home / f"everdeck-probe-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         probe.mkdir()
     except OSError:  # not root and not delegated, read-only, or a container without its own cgroup

@@ -19,10 +19,10 @@ from enum import Enum, auto
 from time import monotonic
 from typing import Final, Self
 
-from tidelock.errors import KernelError, ProcessGone, ResourceExhausted
-from tidelock.kernel import containment
-from tidelock.kernel import identity as ids
-from tidelock.kernel.containment import Tree
+from everdeck.errors import KernelError, ProcessGone, ResourceExhausted
+from everdeck.kernel import containment
+from everdeck.kernel import identity as ids
+from everdeck.kernel.containment import Tree
 
 KILL_PATIENCE_SECONDS: Final = 10.0
 """How long after SIGKILL a tree may take to be gone before we report survivors (a process in D state)."""

@@ -5,14 +5,14 @@ reaping them, so that their pid, session and group numbers stay reserved until t
 
 A process that was adopted is reaped by somebody else. Since Linux 6.15 its pidfd still tells the status
 afterwards (``PIDFD_GET_INFO`` with ``PIDFD_INFO_EXIT``), if the pidfd was open before; the pidfd reports
-hang-up once that has happened. Anything else is :class:`tidelock.model.UnknownExit`: a value of its own, never
+hang-up once that has happened. Anything else is :class:`everdeck.model.UnknownExit`: a value of its own, never
 mistaken for success or failure.
 """
 
 import os
 
-from tidelock.kernel import pidfd_info
-from tidelock.model import Exit, Exited, Killed, UnknownExit
+from everdeck.kernel import pidfd_info
+from everdeck.model import Exit, Exited, Killed, UnknownExit
 
 
 def peek_child(pidfd: int) -> Exit | None:

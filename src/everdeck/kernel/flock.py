@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Final
 
-from tidelock.errors import KernelError, ResourceExhausted, StateDirRefused
+from everdeck.errors import KernelError, ResourceExhausted, StateDirRefused
 
 _LOOKER_SECONDS: Final = 0.0005  # a look lasts microseconds, unless its process is off the processor
 _LOOKERS_PATIENCE_SECONDS: Final = 2.0  # who holds a shared lock for longer than that is no looker of ours

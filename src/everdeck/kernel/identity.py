@@ -21,8 +21,8 @@ from functools import cache
 from time import CLOCK_BOOTTIME, clock_gettime
 from typing import Final
 
-from tidelock.errors import KernelError, NotPermitted, ProcessGone, ResourceExhausted
-from tidelock.model import Identity
+from everdeck.errors import KernelError, NotPermitted, ProcessGone, ResourceExhausted
+from everdeck.model import Identity
 
 CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PIDFD_SIGNAL_PROCESS_GROUP: Final = 1 << 2

@@ -13,7 +13,7 @@ import os
 import weakref
 from dataclasses import dataclass
 
-from tidelock.errors import ResourceExhausted
+from everdeck.errors import ResourceExhausted
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)

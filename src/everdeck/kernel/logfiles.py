@@ -12,7 +12,7 @@ It copies the front of the file into an archive, up to a block boundary, and the
   so that it can say so.
 
 The promise: archives in order, followed by what is in ``current`` from ``head`` on, are byte for byte what was written.
-It holds after SIGKILL at any instruction; :mod:`tidelock.kernel.logledger` says why. Every step that a crash may
+It holds after SIGKILL at any instruction; :mod:`everdeck.kernel.logledger` says why. Every step that a crash may
 separate from the next has a ``crash_point``.
 
 Only the deck's owner rotates; an flock on the directory keeps a second rotator out all the same.
@@ -36,11 +36,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
-from tidelock.crashpoints import crash_point
-from tidelock.kernel import logledger
-from tidelock.kernel.logledger import BUSY, CURRENT, INDEX, PART, STDERR, Ledger
-from tidelock.kernel.logreader import tail
-from tidelock.model import Log
+from everdeck.crashpoints import crash_point
+from everdeck.kernel import logledger
+from everdeck.kernel.logledger import BUSY, CURRENT, INDEX, PART, STDERR, Ledger
+from everdeck.kernel.logreader import tail
+from everdeck.model import Log
 
 __all__ = [
     "MARK",
@@ -56,7 +56,7 @@ __all__ = [
     "waiting_bytes",
 ]
 
-MARK: Final = "--- tidelock "
+MARK: Final = "--- everdeck "
 """How a line of ours in a worker's log begins."""
 
 _COLLAPSE_RANGE: Final = 0x08
@@ -105,7 +105,7 @@ def open_for_worker(log_dir: Path, *, split_stderr: bool) -> tuple[int, int]:
 
 
 def mark(log_dir: Path, text: str) -> None:
-    """Append one line of ours, such as ``--- tidelock 2026-11-15T20:40:18.123Z started pid=412 ---``.
+    """Append one line of ours, such as ``--- everdeck 2026-11-15T20:40:18.123Z started pid=412 ---``.
 
     A line the worker left unfinished is ended first. A full disk loses the mark and nothing else.
     """

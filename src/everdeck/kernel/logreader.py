@@ -1,6 +1,6 @@
 """Read a worker's log: its end, a span of time, or what comes next, while it is written and rotated.
 
-Nothing here needs the owner. A reader asks for bytes by **position** (see :mod:`tidelock.kernel.logledger`), and
+Nothing here needs the owner. A reader asks for bytes by **position** (see :mod:`everdeck.kernel.logledger`), and
 :class:`LogView` finds them in ``current`` or an archive. It reads, then looks whether the ledger is still the one it
 read by; if a rotation came between, it reads again. So a byte is never seen twice, never as the zeros of a
 punched hole, and is missing only when its archive was pruned, which the reader is told.
@@ -27,9 +27,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from tidelock.errors import SpecError
-from tidelock.kernel import inotify, logledger, logtext
-from tidelock.kernel.logledger import CURRENT, INDEX, Archive, Ledger
+from everdeck.errors import SpecError
+from everdeck.kernel import inotify, logledger, logtext
+from everdeck.kernel.logledger import CURRENT, INDEX, Archive, Ledger
 
 LINE_BYTES: Final = 16_384
 _BLOCK_BYTES: Final = 1 << 16
@@ -554,7 +554,7 @@ class _LineCutter:
             self._pending, self._swallowing = b"", False
             self.position = position
             yield _Cut(
-                f"--- tidelock {lost} bytes were pruned before they were read ---".encode(), position, notice=True
+                f"--- everdeck {lost} bytes were pruned before they were read ---".encode(), position, notice=True
             )
         at = self.position
         self.position += len(block)
@@ -659,7 +659,7 @@ def _first_start(view: LogView, end: int) -> float | None:
     Only for a log that still has its beginning. In any other, lines of hours may stand before the first mark.
     """
     _, block = view.read(0, min(_BLOCK_BYTES, end))
-    found = re.search(rb"^--- tidelock (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (\S+)", block, re.MULTILINE)
+    found = re.search(rb"^--- everdeck (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (\S+)", block, re.MULTILINE)
     return None if found is None or found[2] != b"started" else datetime.fromisoformat(found[1].decode()).timestamp()
 
 

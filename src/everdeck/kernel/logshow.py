@@ -1,4 +1,4 @@
-"""What ``tidelock logs`` prints: the lines of one log as they are, of several with their names in front.
+"""What ``everdeck logs`` prints: the lines of one log as they are, of several with their names in front.
 
 It works with or without an owner, because it only reads files. Each name has its own colour, as a rule always the
 same one, so that the eye can follow one worker among many.
@@ -11,8 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, TextIO
 
-from tidelock.kernel.logledger import CURRENT, STDERR
-from tidelock.kernel.logreader import Follower, read
+from everdeck.kernel.logledger import CURRENT, STDERR
+from everdeck.kernel.logreader import Follower, read
 
 # Bright and dark alternate; black and white are left out, because one of them is the background.
 _COLOURS: Final = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)

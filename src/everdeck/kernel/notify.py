@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from tidelock.child import runtime_directory
-from tidelock.errors import KernelError, StateDirRefused
-from tidelock.kernel import identity as ids
-from tidelock.kernel import pidfd_info
-from tidelock.kernel.containment import Tree, cookie_of
-from tidelock.model import Cookie
+from everdeck.child import runtime_directory
+from everdeck.errors import KernelError, StateDirRefused
+from everdeck.kernel import identity as ids
+from everdeck.kernel import pidfd_info
+from everdeck.kernel.containment import Tree, cookie_of
+from everdeck.model import Cookie
 
 ADDRESS_BYTES: Final = 107
 _MESSAGE_BYTES: Final = 65536

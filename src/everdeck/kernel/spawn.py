@@ -3,7 +3,7 @@
 ``subprocess.Popen`` without ``preexec_fn`` does vfork and exec in C: safe in a threaded host, and the parent
 goes on only when the exec has happened or failed, so there is nothing to wait for. It closes every descriptor
 but the ones we pass. What it cannot do before the exec (resource limits, nice, oom_score_adj, joining a cgroup,
-undoing a signal mask or ignored signals that the host would pass on) is done by :mod:`tidelock.kernel.launch`,
+undoing a signal mask or ignored signals that the host would pass on) is done by :mod:`everdeck.kernel.launch`,
 a short program that the worker's process runs first and then replaces by the worker's own; it is used only when
 one of these is asked for, because it costs the start of a Python interpreter.
 
@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from tidelock.errors import ProcessGone, ResourceExhausted, SpawnFailed
-from tidelock.kernel import identity as ids
-from tidelock.model import Identity
+from everdeck.errors import ProcessGone, ResourceExhausted, SpawnFailed
+from everdeck.kernel import identity as ids
+from everdeck.model import Identity
 
 # What the host may have set to "ignore" and a worker should not inherit. SIGPIPE and SIGXFSZ are put back by Popen.
 _WATCHED_SIGNALS: Final = tuple(

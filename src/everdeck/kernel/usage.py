@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from tidelock.errors import KernelError
-from tidelock.kernel import identity as ids
+from everdeck.errors import KernelError
+from everdeck.kernel import identity as ids
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 

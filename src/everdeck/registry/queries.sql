@@ -1,4 +1,4 @@
--- Every statement on the deck's registry, by name. Read by tidelock.registry.store.
+-- Every statement on the deck's registry, by name. Read by everdeck.registry.store.
 
 -- name: get_meta
 SELECT value FROM meta WHERE key = :key;

@@ -22,8 +22,8 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 import msgspec
 
-from tidelock.errors import RegistryError, RegistryTooNew, RegistryUnavailable
-from tidelock.model import Cookie, Event, EventKind, Exit, Identity, State, WorkerName, WorkerSpec
+from everdeck.errors import RegistryError, RegistryTooNew, RegistryUnavailable
+from everdeck.model import Cookie, Event, EventKind, Exit, Identity, State, WorkerName, WorkerSpec
 
 Desired: TypeAlias = Literal["running", "stopped"]
 
@@ -248,8 +248,8 @@ def _refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
     newest = len(_migrations())
     if version > newest:
         raise RegistryTooNew(
-            f"{path}: written by a newer Tidelock (schema {version}, this one knows {newest}); "
-            f"it was left untouched: run the newer Tidelock"
+            f"{path}: written by a newer Everdeck (schema {version}, this one knows {newest}); "
+            f"it was left untouched: run the newer Everdeck"
         )
 
 
@@ -291,7 +291,7 @@ def _statements(script: str) -> list[str]:
 
 @cache
 def _migrations() -> tuple[str, ...]:
-    folder = files("tidelock.registry") / "migrations"
+    folder = files("everdeck.registry") / "migrations"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
     return tuple((folder / name).read_text(encoding="utf-8") for name in names)
 
@@ -303,7 +303,7 @@ def _sql(name: str) -> str:
 
 @cache
 def _queries() -> dict[str, str]:
-    text = (files("tidelock.registry") / "queries.sql").read_text(encoding="utf-8")
+    text = (files("everdeck.registry") / "queries.sql").read_text(encoding="utf-8")
     queries: dict[str, str] = {}
     for part in text.split("-- name: ")[1:]:
         name, _, body = part.partition("\n")

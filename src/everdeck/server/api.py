@@ -1,7 +1,7 @@
 """``/api/v1``: every verb of the deck over HTTP.
 
 Handlers are thin: they read what was asked, call one verb of the deck and give back its value. Errors of the tree
-become problem documents in one place (:mod:`tidelock.server.problems`). Verbs are idempotent as the deck's are: a stop
+become problem documents in one place (:mod:`everdeck.server.problems`). Verbs are idempotent as the deck's are: a stop
 of a stopped worker is its status.
 """
 
@@ -29,15 +29,15 @@ from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, Path
 from litestar.response import Redirect, Stream
 from msgspec import UNSET
 
-from tidelock import __version__
-from tidelock.config import spec_from_template
-from tidelock.deck import logs as deck_logs
-from tidelock.errors import NameRefused, SpecError, TidelockError, UnknownWorker
-from tidelock.kernel import logfiles, logreader
-from tidelock.model import Event, EventKind, Secret, State, WorkerSpec, WorkerStatus, worker_name
-from tidelock.server import applying, metrics
-from tidelock.server.auth import login_cookies, logout_cookies
-from tidelock.server.documents import (
+from everdeck import __version__
+from everdeck.config import spec_from_template
+from everdeck.deck import logs as deck_logs
+from everdeck.errors import EverdeckError, NameRefused, SpecError, UnknownWorker
+from everdeck.kernel import logfiles, logreader
+from everdeck.model import Event, EventKind, Secret, State, WorkerSpec, WorkerStatus, worker_name
+from everdeck.server import applying, metrics
+from everdeck.server.auth import login_cookies, logout_cookies
+from everdeck.server.documents import (
     AdoptRequest,
     Applied,
     ApplyRequest,
@@ -58,8 +58,8 @@ from tidelock.server.documents import (
     WorkerDetail,
     WorkerPage,
 )
-from tidelock.server.problems import MEDIA_TYPE, Problem, problem_of
-from tidelock.server.services import Services
+from everdeck.server.problems import MEDIA_TYPE, Problem, problem_of
+from everdeck.server.services import Services
 
 Asked: TypeAlias = Request[Any, Any, Any]
 Name: TypeAlias = Annotated[str, PathParameter(description="The worker's name.")]
@@ -266,7 +266,7 @@ async def act_on_many(request: Asked, data: JSONBody[Bulk]) -> BulkResults:
                     await services.deck.remove(checked)
                     return BulkResult(name, ok=True)
                 return BulkResult(name, ok=True, status=await _acted(services, Verb(data.verb), checked))
-            except TidelockError as error:
+            except EverdeckError as error:
                 return BulkResult(name, ok=False, problem=problem_of(error))
 
     return BulkResults(list(await asyncio.gather(*(one(name) for name in names))))
@@ -461,7 +461,7 @@ async def show_health(request: Asked) -> HealthAnswer:
     services = _services(request)
     try:
         await services.deck.last_event_id()
-    except TidelockError:
+    except EverdeckError:
         return HealthAnswer(up=True, supervised=False)
     return HealthAnswer(up=True, supervised=True)
 
@@ -603,7 +603,7 @@ def _spec_of(data: JSONBody[NewWorker], services: Services) -> WorkerSpec:
     if isinstance(data.template, str):
         templates = applying.remembered(services.deck.state_dir).templates
         if data.template not in templates:
-            known = ", ".join(sorted(templates)) or "none; apply a tidelock.toml that has some"
+            known = ", ".join(sorted(templates)) or "none; apply a everdeck.toml that has some"
             raise SpecError("template", data.template, f"one of the templates: {known}")
         own["labels"] = {"template": data.template, **own.get("labels", {})}
         spec = spec_from_template(data.name, templates[data.template], own)
@@ -643,7 +643,7 @@ async def _started_together(services: Services, names: list[str]) -> list[BulkRe
 async def _stopped_together(services: Services, names: list[str]) -> None:
     """End all trees in one pass; each worker is asked for again afterwards, which then costs nothing or tells why."""
     known = {status.name for status in await services.deck.list()}
-    with contextlib.suppress(TidelockError):
+    with contextlib.suppress(EverdeckError):
         await services.deck.stop_many([name for name in names if name in known])
 
 

@@ -1,6 +1,6 @@
 """The whole HTTP application: API, streams, metrics, page, and the guard in front of them.
 
-It is one Litestar application over the values of :mod:`tidelock.model`; the OpenAPI document at ``/openapi.json`` is
+It is one Litestar application over the values of :mod:`everdeck.model`; the OpenAPI document at ``/openapi.json`` is
 made from the same types that are sent.
 """
 
@@ -15,12 +15,12 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 
-from tidelock import __version__
-from tidelock.server import problems
-from tidelock.server.api import HANDLERS
-from tidelock.server.auth import Guard
-from tidelock.server.services import Services
-from tidelock.server.serving import AsgiApp
+from everdeck import __version__
+from everdeck.server import problems
+from everdeck.server.api import HANDLERS
+from everdeck.server.auth import Guard
+from everdeck.server.services import Services
+from everdeck.server.serving import AsgiApp
 
 MOST_BODY_BYTES: Final = 4_000_000
 _SCHEMA_FOLDER: Final = "/api/v1/schema"
@@ -37,7 +37,7 @@ def create_litestar(services: Services | None) -> Litestar:
     app = _MsgspecOnly(
         route_handlers=[*HANDLERS, _openapi, *_page_routes()],
         openapi_config=OpenAPIConfig(
-            title="Tidelock",
+            title="Everdeck",
             version=__version__,
             description="One deck of workers: list, start, stop, watch. Errors are RFC 9457 problem documents.",
             path=_SCHEMA_FOLDER,
@@ -74,7 +74,7 @@ async def _openapi(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
 
 
 def _page_routes() -> list[HTTPRouteHandler]:
-    from tidelock.server.dashboard import create_dashboard_routes  # noqa: PLC0415 - the page's own dependencies load last
+    from everdeck.server.dashboard import create_dashboard_routes  # noqa: PLC0415 - the page's own dependencies load last
 
     return create_dashboard_routes()
 

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import msgspec
 
-from tidelock.crashpoints import crash_point
-from tidelock.deck import AsyncDeck
-from tidelock.errors import RegistryUnavailable, TidelockError
-from tidelock.model import WorkerSpec, WorkerStatus, worker_name
-from tidelock.server.documents import Applied, ApplyRequest, BulkResult, Change
-from tidelock.server.problems import problem_of
+from everdeck.crashpoints import crash_point
+from everdeck.deck import AsyncDeck
+from everdeck.errors import EverdeckError, RegistryUnavailable
+from everdeck.model import WorkerSpec, WorkerStatus, worker_name
+from everdeck.server.documents import Applied, ApplyRequest, BulkResult, Change
+from everdeck.server.problems import problem_of
 
 APPLIED_FILE: Final = "applied.json"
 MOST_AT_ONCE: Final = 16
@@ -78,12 +78,12 @@ async def apply(deck: AsyncDeck, request: ApplyRequest) -> Applied:
     names = tuple(sorted({*before.workers, *request.workers}))
     await asyncio.to_thread(_remember, deck.state_dir, Memory(request.file, names, request.templates))
     crash_point("apply.remembered")
-    with contextlib.suppress(TidelockError):  # each is asked for again below, and tells then
+    with contextlib.suppress(EverdeckError):  # each is asked for again below, and tells then
         await deck.stop_many([change.name for change in plan if change.action == "remove"])
     added = {change.name: request.workers[change.name] for change in plan if change.action == "add"}
     done: dict[str, WorkerStatus | Exception] = {}
     # A spec that cannot be had here is refused before any is started: then each is asked for by itself, and tells.
-    with contextlib.suppress(ExceptionGroup, TidelockError):
+    with contextlib.suppress(ExceptionGroup, EverdeckError):
         await deck.start_many(added, replace=True, progress=done.__setitem__)
     gate = asyncio.Semaphore(MOST_AT_ONCE)
     results = await asyncio.gather(*(_carry_out(deck, change, request.workers, done, gate) for change in plan))
@@ -111,7 +111,7 @@ def result_of(name: str, answer: WorkerStatus | Exception) -> BulkResult:
     match answer:
         case WorkerStatus():
             return BulkResult(name, ok=True, status=answer)
-        case TidelockError():
+        case EverdeckError():
             return BulkResult(name, ok=False, problem=problem_of(answer))
         case _:
             raise answer
@@ -129,7 +129,7 @@ async def _changed(deck: AsyncDeck, change: Change, wanted: Mapping[str, WorkerS
             case "unchanged":
                 # The file says it should run, so one that was stopped by hand is started again.
                 return BulkResult(change.name, ok=True, status=await deck.start(change.name))
-    except TidelockError as error:
+    except EverdeckError as error:
         return BulkResult(change.name, ok=False, problem=problem_of(error))
 
 

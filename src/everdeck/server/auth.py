@@ -32,14 +32,14 @@ from urllib.parse import urlsplit
 import msgspec
 from litestar.datastructures import Cookie
 
-from tidelock.errors import StateDirRefused
-from tidelock.server.problems import MEDIA_TYPE, problem
-from tidelock.server.serving import AsgiApp, Connection, Receive, Scope, Send
+from everdeck.errors import StateDirRefused
+from everdeck.server.problems import MEDIA_TYPE, problem
+from everdeck.server.serving import AsgiApp, Connection, Receive, Scope, Send
 
 TOKEN_FILE: Final = "token"  # noqa: S105 - the name of the file
-SESSION_COOKIE: Final = "tidelock_session"
-CSRF_COOKIE: Final = "tidelock_csrf"
-CSRF_HEADER: Final = "x-tidelock-csrf"
+SESSION_COOKIE: Final = "everdeck_session"
+CSRF_COOKIE: Final = "everdeck_csrf"
+CSRF_HEADER: Final = "x-everdeck-csrf"
 SESSION_SECONDS: Final = 30 * 24 * 3600
 GUESSES: Final = 10
 GUESS_WINDOW_SECONDS: Final = 60.0
@@ -276,6 +276,6 @@ async def _refuse(send: Send, status: HTTPStatus, detail: str) -> None:
         (b"cache-control", b"no-store"),
     ]
     if status is HTTPStatus.UNAUTHORIZED:
-        headers.append((b"www-authenticate", b'Bearer realm="tidelock"'))
+        headers.append((b"www-authenticate", b'Bearer realm="everdeck"'))
     await send({"type": "http.response.start", "status": int(status), "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""``tidelock up``: own the deck, apply the configuration, serve the socket and the page, and leave well.
+"""``everdeck up``: own the deck, apply the configuration, serve the socket and the page, and leave well.
 
 The daemon adds no state of its own to the deck: killed at any instruction, the next one finds everything by opening
 the deck. SIGTERM stops bound workers, leaves adoptable ones running and says which. ``reload`` replaces the program
@@ -25,29 +25,29 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
 
-from tidelock import child
-from tidelock.config import Config
-from tidelock.deck import AsyncDeck
-from tidelock.errors import DeckError
-from tidelock.model import Event, State, WorkerStatus
-from tidelock.server import applying
-from tidelock.server.app import create_app
-from tidelock.server.auth import Keys, token_of
-from tidelock.server.documents import Applied, ApplyRequest
-from tidelock.server.services import Services
-from tidelock.server.serving import HttpFront
+from everdeck import child
+from everdeck.config import Config
+from everdeck.deck import AsyncDeck
+from everdeck.errors import DeckError
+from everdeck.model import Event, State, WorkerStatus
+from everdeck.server import applying
+from everdeck.server.app import create_app
+from everdeck.server.auth import Keys, token_of
+from everdeck.server.documents import Applied, ApplyRequest
+from everdeck.server.services import Services
+from everdeck.server.serving import HttpFront
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8787"
-REEXEC_ENV: Final = "TIDELOCK_REEXEC"
+REEXEC_ENV: Final = "EVERDECK_REEXEC"
 PREFLIGHT_SECONDS: Final = 60.0
 MOST_LOG_BYTES: Final = 5_000_000
 _ALIVE: Final = frozenset({State.STARTING, State.RUNNING, State.UNHEALTHY, State.STOPPING})
-_log: Final = logging.getLogger("tidelock")
+_log: Final = logging.getLogger("everdeck")
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """What ``tidelock up`` was asked for."""
+    """What ``everdeck up`` was asked for."""
 
     state_dir: Path
     config: Config | None = None
@@ -226,7 +226,7 @@ class _Daemon:
             self._say(f"stopping {len(bound)} bound: {_named(bound)}")
         if left:
             self._say(f"left running {len(left)} adoptable: {_named(left)}")
-            self._say("they are not supervised now; `tidelock up` takes them over again")
+            self._say("they are not supervised now; `everdeck up` takes them over again")
 
     def _say(self, text: str) -> None:
         _log.info("%s", text)
@@ -255,7 +255,7 @@ def summary(applied: Applied) -> list[str]:
 
 async def _preflight(state_dir: Path) -> str | None:
     """Try the installed code in a process of its own: import it, read the registry. None if it is fit, else why not."""
-    command = (sys.executable, "-m", "tidelock.cli", "preflight", "--state", str(state_dir))
+    command = (sys.executable, "-m", "everdeck.cli", "preflight", "--state", str(state_dir))
     try:
         async with asyncio.timeout(PREFLIGHT_SECONDS):
             process = await asyncio.create_subprocess_exec(
@@ -334,7 +334,7 @@ def _configure_logging(log_format: str, log_file: Path | None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    logging.getLogger("tidelock").setLevel(logging.INFO)
+    logging.getLogger("everdeck").setLevel(logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
 
 

@@ -1,6 +1,6 @@
 """The shapes that only the HTTP API has: pages of workers, details, plans, bodies of requests.
 
-Everything else it sends are the values of :mod:`tidelock.model` themselves, so the OpenAPI document describes one
+Everything else it sends are the values of :mod:`everdeck.model` themselves, so the OpenAPI document describes one
 set of types.
 """
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tidelock.model import (
+from everdeck.model import (
     Health,
     Lifetime,
     Limits,
@@ -21,7 +21,7 @@ from tidelock.model import (
     WorkerSpec,
     WorkerStatus,
 )
-from tidelock.server.problems import Problem
+from everdeck.server.problems import Problem
 
 NAME_RULE = Meta(
     description="1-128 characters of A-Z a-z 0-9 . _ - @ : +, but not '.' or '..'",
@@ -145,7 +145,7 @@ class DeckView(msgspec.Struct, frozen=True):
 
 
 class TemplateView(msgspec.Struct, frozen=True):
-    """A template, as written in tidelock.toml."""
+    """A template, as written in everdeck.toml."""
 
     name: str
     spec: dict[str, Any]

@@ -7,8 +7,8 @@ deck; a scrape reads the same statuses that ``ps`` shows.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tidelock import __version__
-from tidelock.model import Exited, Killed, State, WorkerStatus
+from everdeck import __version__
+from everdeck.model import Exited, Killed, State, WorkerStatus
 
 
 def exposition(statuses: Sequence[WorkerStatus], last_event_id: int, connections: int) -> tuple[bytes, str]:
@@ -30,27 +30,27 @@ def exposition(statuses: Sequence[WorkerStatus], last_event_id: int, connections
 def _deck_families(statuses: Sequence[WorkerStatus], last_event_id: int, connections: int) -> Iterable[Any]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily  # noqa: PLC0415 - as above
 
-    yield InfoMetricFamily("tidelock_build", "The daemon's version.", value={"version": __version__})
-    yield GaugeMetricFamily("tidelock_deck_supervised", "1 while an owner answers.", value=1)
-    workers = GaugeMetricFamily("tidelock_deck_workers", "Workers by state.", labels=["state"])
+    yield InfoMetricFamily("everdeck_build", "The daemon's version.", value={"version": __version__})
+    yield GaugeMetricFamily("everdeck_deck_supervised", "1 while an owner answers.", value=1)
+    workers = GaugeMetricFamily("everdeck_deck_workers", "Workers by state.", labels=["state"])
     for state in State:
         workers.add_metric([state.value], sum(status.state is state for status in statuses))
     yield workers
-    yield CounterMetricFamily("tidelock_deck_events", "Events recorded since the deck was made.", value=last_event_id)
-    yield GaugeMetricFamily("tidelock_deck_connections", "Connections to the daemon now.", value=connections)
+    yield CounterMetricFamily("everdeck_deck_events", "Events recorded since the deck was made.", value=last_event_id)
+    yield GaugeMetricFamily("everdeck_deck_connections", "Connections to the daemon now.", value=connections)
 
 
 def _worker_families(statuses: Sequence[WorkerStatus]) -> Iterable[Any]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415 - as above
 
-    up = GaugeMetricFamily("tidelock_worker_up", "1 while the worker runs.", labels=["worker"])
-    restarts = CounterMetricFamily("tidelock_worker_restarts", "Starts after the first.", labels=["worker"])
-    crashes = GaugeMetricFamily("tidelock_worker_crashes", "Crashes the breaker counts now.", labels=["worker"])
-    cpu = GaugeMetricFamily("tidelock_worker_cpu_percent", "Percent of one core, whole tree.", labels=["worker"])
-    rss = GaugeMetricFamily("tidelock_worker_resident_memory_bytes", "Resident memory, whole tree.", labels=["worker"])
-    uptime = GaugeMetricFamily("tidelock_worker_uptime_seconds", "Seconds since its start.", labels=["worker"])
+    up = GaugeMetricFamily("everdeck_worker_up", "1 while the worker runs.", labels=["worker"])
+    restarts = CounterMetricFamily("everdeck_worker_restarts", "Starts after the first.", labels=["worker"])
+    crashes = GaugeMetricFamily("everdeck_worker_crashes", "Crashes the breaker counts now.", labels=["worker"])
+    cpu = GaugeMetricFamily("everdeck_worker_cpu_percent", "Percent of one core, whole tree.", labels=["worker"])
+    rss = GaugeMetricFamily("everdeck_worker_resident_memory_bytes", "Resident memory, whole tree.", labels=["worker"])
+    uptime = GaugeMetricFamily("everdeck_worker_uptime_seconds", "Seconds since its start.", labels=["worker"])
     ended = GaugeMetricFamily(
-        "tidelock_worker_exit_code", "How it last ended: its code, or minus the signal.", labels=["worker"]
+        "everdeck_worker_exit_code", "How it last ended: its code, or minus the signal.", labels=["worker"]
     )
     alive = {State.RUNNING, State.UNHEALTHY, State.STARTING, State.STOPPING}
     for status in statuses:

@@ -1,7 +1,7 @@
 """What a caller of the API is told when something cannot be done: RFC 9457 ``application/problem+json``.
 
 One table says which error of the tree is which status. The ``type`` is stable and made from the error's name
-(``urn:tidelock:unknown-worker``); ``field``, ``fields`` and ``suggestions`` are there when the error knows them.
+(``urn:everdeck:unknown-worker``); ``field``, ``fields`` and ``suggestions`` are there when the error knows them.
 Nothing of a request's body is repeated except the refused field, so that no secret comes back in an error.
 """
 
@@ -14,12 +14,12 @@ import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
-from tidelock import errors
+from everdeck import errors
 
 MEDIA_TYPE: Final = "application/problem+json"
-_log: Final = logging.getLogger("tidelock.server")
+_log: Final = logging.getLogger("everdeck.server")
 
-_STATUS: Final[tuple[tuple[type[errors.TidelockError], HTTPStatus], ...]] = (
+_STATUS: Final[tuple[tuple[type[errors.EverdeckError], HTTPStatus], ...]] = (
     (errors.SpecError, HTTPStatus.UNPROCESSABLE_ENTITY),
     (errors.SpecChanged, HTTPStatus.CONFLICT),
     (errors.UnknownWorker, HTTPStatus.NOT_FOUND),
@@ -49,13 +49,13 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 def problem_of(error: Exception) -> Problem:
     """The problem document of an error."""
     error = _refused_value(error) or error
-    if isinstance(error, errors.TidelockError):
+    if isinstance(error, errors.EverdeckError):
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
         field = error.field if isinstance(error, errors.SpecError) else None
         if isinstance(error, errors.SpawnFailed):
             field = "command"
         return Problem(
-            type=f"urn:tidelock:{_dashed(type(error).__name__)}",
+            type=f"urn:everdeck:{_dashed(type(error).__name__)}",
             title=status.phrase,
             status=status,
             detail=_readable(str(error)),
@@ -80,7 +80,7 @@ def problem(status: HTTPStatus, detail: str, kind: str = "about:blank") -> Probl
 def answer(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
     """Litestar's exception handler for everything."""
     told = problem_of(error)
-    if told.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, errors.TidelockError | HTTPException):
+    if told.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, errors.EverdeckError | HTTPException):
         _log.error("%s %s: %s", request.method, request.url.path, type(error).__name__, exc_info=error)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     return Response(told, status_code=told.status, media_type=MEDIA_TYPE, headers=headers)

@@ -10,10 +10,10 @@ from array import array
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tidelock.deck import AsyncDeck
-from tidelock.errors import UnknownWorker
-from tidelock.model import WorkerStatus
-from tidelock.server.documents import Series
+from everdeck.deck import AsyncDeck
+from everdeck.errors import UnknownWorker
+from everdeck.model import WorkerStatus
+from everdeck.server.documents import Series
 
 KEPT_SECONDS: Final = 3600.0
 WATCH_SECONDS: Final = 15.0

@@ -4,10 +4,10 @@ import asyncio
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from tidelock.deck import AsyncDeck
-from tidelock.server.auth import GuessLimit, Keys
-from tidelock.server.samples import Sampler
-from tidelock.server.sse import EventFan, LogStreams
+from everdeck.deck import AsyncDeck
+from everdeck.server.auth import GuessLimit, Keys
+from everdeck.server.samples import Sampler
+from everdeck.server.sse import EventFan, LogStreams
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tidelock.deck import AsyncDeck
-from tidelock.errors import ResourceExhausted
-from tidelock.kernel.logreader import Follower
-from tidelock.model import Event, EventKind
+from everdeck.deck import AsyncDeck
+from everdeck.errors import ResourceExhausted
+from everdeck.kernel.logreader import Follower
+from everdeck.model import Event, EventKind
 
 PING_SECONDS: Final = 10.0
 RING: Final = 2048

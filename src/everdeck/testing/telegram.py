@@ -1,7 +1,7 @@
 """A Bot API server on loopback that behaves as Telegram's does where it hurts.
 
 It owns the HTTP side: tokens, methods, long polls, conflicts, injected faults. What ``offset`` means is in
-:mod:`tidelock.testing.updatequeue`. It runs in a thread of the test's process, so a test pushes updates and looks
+:mod:`everdeck.testing.updatequeue`. It runs in a thread of the test's process, so a test pushes updates and looks
 at what was confirmed by plain calls, while the bot under test is a process or a coroutine that only knows a URL.
 
 >>> with TelegramServer() as server:
@@ -12,7 +12,7 @@ It promises the server's unkind habits (read from tdlib/telegram-bot-api): the *
 409, and with a backlog nobody waits, so nobody gets one; the same offset again within 3 s is made to wait, and within
 0.5 s it gets one update; a second conflict is answered 3 s late; an answer holds at most 4 MB.
 
-Also a program: ``python -m tidelock.testing.telegram --port 8081 --updates FILE``.
+Also a program: ``python -m everdeck.testing.telegram --port 8081 --updates FILE``.
 """
 
 import argparse
@@ -35,13 +35,13 @@ from typing import Any, Final, Literal, Self, TypeAlias
 import msgspec
 from aiohttp import web
 
-from tidelock.testing.updatequeue import MAX_PENDING, QueuedUpdate, UpdateQueue
+from everdeck.testing.updatequeue import MAX_PENDING, QueuedUpdate, UpdateQueue
 
 Update: TypeAlias = dict[str, Any]
 Params: TypeAlias = dict[str, Any]
 FaultKind: TypeAlias = Literal["error", "drop", "drop-after", "garbage", "delay"]
 
-DEFAULT_TOKEN: Final = "4242:tidelock-testing-token"  # noqa: S105 - a token of a server that exists only in tests
+DEFAULT_TOKEN: Final = "4242:everdeck-testing-token"  # noqa: S105 - a token of a server that exists only in tests
 MAX_TIMEOUT_SECONDS: Final = 50
 MAX_TEXT: Final = 4096
 _TOKEN: Final = re.compile(r"(\d{1,15}):[A-Za-z0-9_-]+")
@@ -805,7 +805,7 @@ def _end(waiting: _Waiting, conflict: str | None) -> None:
 
 def main(arguments: Iterable[str] | None = None) -> None:
     """Serve until interrupted; the control side is under ``/control``."""
-    parser = argparse.ArgumentParser(prog="python -m tidelock.testing.telegram", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m everdeck.testing.telegram", description=main.__doc__)
     parser.add_argument("--port", type=int, default=8081, help="port on 127.0.0.1; 0 takes a free one")
     parser.add_argument("--token", default=DEFAULT_TOKEN, help="the bot whose queue gets the updates")
     parser.add_argument("--updates", type=Path, help="raw updates to serve: JSON lines, or one JSON array")

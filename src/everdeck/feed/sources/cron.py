@@ -16,9 +16,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 from cronsim import CronSim, CronSimError
 
-from tidelock.errors import SourceError, SpecError
-from tidelock.feed.records import Batch, Position, Record
-from tidelock.feed.store import Clock, wall_clock
+from everdeck.errors import SourceError, SpecError
+from everdeck.feed.records import Batch, Position, Record
+from everdeck.feed.store import Clock, wall_clock
 
 Missed: TypeAlias = Literal["catch-up", "once", "skip"]
 

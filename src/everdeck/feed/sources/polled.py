@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from tidelock.errors import SourceError, SpecError
-from tidelock.feed.records import Batch, Cursor, Position, Record, RecordId, Source
+from everdeck.errors import SourceError, SpecError
+from everdeck.feed.records import Batch, Cursor, Position, Record, RecordId, Source
 
 _ID_FIELDS: Final = ("update_id", "id")
 

@@ -1,7 +1,7 @@
 -- The feed's tables, version 1. The prefix keeps them apart from the user's own tables in the same file.
 
 -- One row per upstream account.
-CREATE TABLE tidelock_stream (
+CREATE TABLE everdeck_stream (
     id         INTEGER PRIMARY KEY,
     name       TEXT    NOT NULL UNIQUE,
     phase      TEXT    NOT NULL CHECK (phase IN ('initialising', 'live')),
@@ -15,7 +15,7 @@ CREATE TABLE tidelock_stream (
 ) STRICT;
 
 -- Which ids were stored; outlives the items, for as long as upstream could deliver them again.
-CREATE TABLE tidelock_seen (
+CREATE TABLE everdeck_seen (
     seq       INTEGER PRIMARY KEY,
     stream    INTEGER NOT NULL,
     id        ANY     NOT NULL,
@@ -23,10 +23,10 @@ CREATE TABLE tidelock_seen (
     digest    BLOB,
     stored_at REAL    NOT NULL
 ) STRICT;
-CREATE UNIQUE INDEX tidelock_seen_id ON tidelock_seen (stream, id, epoch);
+CREATE UNIQUE INDEX everdeck_seen_id ON everdeck_seen (stream, id, epoch);
 
 -- What is still to be done, is being done, or was set aside. A finished item has no row.
-CREATE TABLE tidelock_item (
+CREATE TABLE everdeck_item (
     seq       INTEGER PRIMARY KEY,            -- the order of arrival, and the number people see
     stream    INTEGER NOT NULL,
     id        ANY     NOT NULL,
@@ -41,10 +41,10 @@ CREATE TABLE tidelock_item (
     died_at   REAL,
     told      INTEGER NOT NULL DEFAULT 0      -- 1: the deck has heard that it is dead
 ) STRICT;
-CREATE INDEX tidelock_item_state ON tidelock_item (stream, seq) WHERE state != 0;
+CREATE INDEX everdeck_item_state ON everdeck_item (stream, seq) WHERE state != 0;
 
 -- Replies that were promised in a transaction and are sent afterwards.
-CREATE TABLE tidelock_outbox (
+CREATE TABLE everdeck_outbox (
     seq      INTEGER PRIMARY KEY AUTOINCREMENT,
     outbox   TEXT    NOT NULL,
     key      TEXT,
@@ -56,7 +56,7 @@ CREATE TABLE tidelock_outbox (
     error    TEXT,
     died_at  REAL
 ) STRICT;
-CREATE INDEX tidelock_outbox_order ON tidelock_outbox (outbox, seq);
+CREATE INDEX everdeck_outbox_order ON everdeck_outbox (outbox, seq);
 
-CREATE TABLE tidelock_feed_version (version INTEGER NOT NULL) STRICT;
-INSERT INTO tidelock_feed_version VALUES (1);
+CREATE TABLE everdeck_feed_version (version INTEGER NOT NULL) STRICT;
+INSERT INTO everdeck_feed_version VALUES (1);

@@ -22,7 +22,7 @@ from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
 from litestar.status_codes import HTTP_304_NOT_MODIFIED
 
-from tidelock import __version__
+from everdeck import __version__
 
 _HERE: Final = Path(__file__).resolve().parent
 _STATIC: Final = _HERE / "static"

@@ -53,9 +53,9 @@ function TopBar({ here }) {
   const place = here.view === 'worker' ? 'deck' : here.view;
   return html`
     <header class="top-bar">
-      <a class="brand" href=${link('/')} aria-label="Tidelock, to the deck">
+      <a class="brand" href=${link('/')} aria-label="Everdeck, to the deck">
         <svg viewBox="0 0 32 32" width="26" height="26" aria-hidden="true"><ellipse cx="16" cy="16" rx="14" ry="6" transform="rotate(-24 16 16)" class="brand-orbit" /><circle cx="16" cy="16" r="6.5" class="brand-planet" /><circle cx="28.2" cy="9.6" r="2.6" class="brand-moon" /></svg>
-        <span class="brand-name">Tidelock</span>
+        <span class="brand-name">Everdeck</span>
       </a>
       ${deck?.state_dir && html`<span class="brand-deck" title=${deck.state_dir}>${deck.state_dir.split('/').slice(-2).join('/')}</span>`}
       <nav aria-label="Views">${PLACES.map(([key, path, title]) => html`<a key=${key} href=${link(path)} aria-current=${place === key ? 'page' : undefined}>${key === 'add' && html`<${Icon} name="plus" size=${14} />`}${title}</a>`)}</nav>

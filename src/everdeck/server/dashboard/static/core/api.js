@@ -57,8 +57,8 @@ async function ask(method, path, body, signal) {
   const headers = { Accept: 'application/json' };
   if (body !== undefined) headers['Content-Type'] = 'application/json';
   if (method !== 'GET') {
-    const proof = cookie('tidelock_csrf');
-    if (proof) headers['X-Tidelock-CSRF'] = proof;
+    const proof = cookie('everdeck_csrf');
+    if (proof) headers['X-Everdeck-CSRF'] = proof;
   }
   let answer;
   try {

@@ -26,7 +26,7 @@ export function AddView({ params }) {
   const set = (key) => (value) => setForm((before) => ({ ...before, [key]: value }));
 
   useEffect(() => {
-    document.title = 'Add a worker · Tidelock';
+    document.title = 'Add a worker · Everdeck';
     api.templates().then((list) => {
       if (list.length) {
         setMode('template');

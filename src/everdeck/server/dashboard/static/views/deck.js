@@ -30,7 +30,7 @@ export function DeckView({ params }) {
   const all = [...rows.values()];
   const counts = countStates(all);
   // A page that is kept open is mostly seen as a tab.
-  useEffect(() => { document.title = counts.failed ? `${plural(counts.failed, 'worker')} failed · Tidelock` : 'Deck · Tidelock'; }, [counts.failed]);
+  useEffect(() => { document.title = counts.failed ? `${plural(counts.failed, 'worker')} failed · Everdeck` : 'Deck · Everdeck'; }, [counts.failed]);
   const groups = grouped(sorted(filtered(all, q, chosen), sort, order), group);
   const shown = groups.reduce((n, { statuses }) => n + statuses.length, 0);
   const picked = [...selected].filter((name) => rows.has(name));
@@ -87,7 +87,7 @@ function EmptyDeck() {
     <div class="state-page"><${Moon} phase="new" />
       <h1>No workers yet</h1>
       <p>One process per user, kept running, never run twice. Add the first one here, or from a shell:</p>
-      <pre class="command">tidelock${deck?.state_dir ? ` --state ${deck.state_dir}` : ''} start alice -- python3 bot.py</pre>
+      <pre class="command">everdeck${deck?.state_dir ? ` --state ${deck.state_dir}` : ''} start alice -- python3 bot.py</pre>
       <a class="button is-primary" href=${link('/add')}><${Icon} name="plus" size=${14} />Add a worker</a>
     </div>`;
 }

@@ -30,7 +30,7 @@ export function EventsView({ params }) {
   const wanted = useRef(null);
   wanted.current = (event) => (!worker || event.worker === worker) && (!kinds.size || kinds.has(event.kind));
 
-  useEffect(() => { document.title = 'Events · Tidelock'; }, []);
+  useEffect(() => { document.title = 'Events · Everdeck'; }, []);
   useEffect(() => { setTyped(worker); }, [worker]);
   useEffect(() => {
     const change = () => setWide(WIDE.matches);

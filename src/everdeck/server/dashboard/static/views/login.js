@@ -8,7 +8,7 @@ export function LoginView() {
   const [busy, setBusy] = useState(false);
   const field = useRef(null);
   useEffect(() => {
-    document.title = 'Log in · Tidelock';
+    document.title = 'Log in · Everdeck';
     field.current?.focus();
   }, []);
   const submit = async (e) => {
@@ -26,8 +26,8 @@ export function LoginView() {
   return html`
     <main class="login"><form class="panel login-form" onSubmit=${submit}>
       <${Moon} phase="full" />
-      <h1>Tidelock</h1>
-      <p>This deck is locked. Open the link that <code>tidelock up</code> printed, or paste its token.</p>
+      <h1>Everdeck</h1>
+      <p>This deck is locked. Open the link that <code>everdeck up</code> printed, or paste its token.</p>
       <div class="field"><label for="token">Token</label>
         <input id="token" name="token" type="password" autocomplete="current-password" required ref=${field} aria-invalid=${problem ? 'true' : undefined} aria-describedby=${problem ? 'token-error' : undefined} />
         ${problem && html`<p class="field-error" id="token-error" role="alert">${problem}</p>`}</div>

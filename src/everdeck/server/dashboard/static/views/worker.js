@@ -28,7 +28,7 @@ export function WorkerView({ name }) {
   const status = row || detail.value?.status;
   const spec = detail.value?.spec;
 
-  useEffect(() => { document.title = `${name} · Tidelock`; }, [name]);
+  useEffect(() => { document.title = `${name} · Everdeck`; }, [name]);
   useEffect(() => { showing([name]); }, [name]);
   const run = async (verb) => {
     const done = await act(verb, [name]);

@@ -41,7 +41,7 @@ export function ConnectionBanner() {
     return html`
       <div class="banner tone-warn" role="alert">
         <p><strong>Not supervised.</strong> Workers may be up, but no process owns this deck: nothing will be restarted or stopped.
-        Start the owner with <code>tidelock up</code>.</p>
+        Start the owner with <code>everdeck up</code>.</p>
       </div>`;
   }
   return null;

@@ -35,7 +35,7 @@ export function Help() {
             ${keys.map(({ key, label }) => html`<div key=${key}><dt><kbd>${NAMES[key] || key}</kbd></dt><dd>${label}</dd></div>`)}
           </dl></section>`)}
         </div>
-        <p class="help-foot quiet">${deck && html`<span>Tidelock ${deck.version}, ${deck.state_dir}, owned by pid ${deck.owner_pid}</span>`}
+        <p class="help-foot quiet">${deck && html`<span>Everdeck ${deck.version}, ${deck.state_dir}, owned by pid ${deck.owner_pid}</span>`}
           <button class="link-button" onClick=${() => { close(); api.logout().finally(() => session.set('out')); }}>Log out</button></p>
       </div>
     </dialog>`;

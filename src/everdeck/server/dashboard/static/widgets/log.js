@@ -127,7 +127,7 @@ const escapeForGrep = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, '\\$&');
 
 /** The daemon's own note between two runs, as people read it; null for a line of the worker. */
 function noteIn(text) {
-  const found = text.match(/^--- tidelock (\S+) (\w+) pid=(\d+) ?(.*?) ?---$/);
+  const found = text.match(/^--- everdeck (\S+) (\w+) pid=(\d+) ?(.*?) ?---$/);
   if (!found) return null;
   const [, at, what, pid, more] = found;
   const how = more.replace(/cookie=\S+/, '').trim();

@@ -52,11 +52,11 @@ function Plot({ title, at, values, format, stroke, floor }) {
     resize.observe(holder.current);
     const scheme = matchMedia('(prefers-color-scheme: dark)');
     scheme.addEventListener('change', draw);
-    addEventListener('tidelock-theme', draw);
+    addEventListener('everdeck-theme', draw);
     return () => {
       resize.disconnect();
       scheme.removeEventListener('change', draw);
-      removeEventListener('tidelock-theme', draw);
+      removeEventListener('everdeck-theme', draw);
       plot.current?.destroy();
       plot.current = null;
     };
@@ -83,7 +83,7 @@ function options(holder, format, stroke, floor) {
   };
   return {
     width: holder.clientWidth, height: 110, padding: [6, 8, 0, 0], legend: { show: false },
-    cursor: { y: false, points: { size: 6 }, sync: { key: 'tidelock-plots' } },
+    cursor: { y: false, points: { size: 6 }, sync: { key: 'everdeck-plots' } },
     scales: {
       x: { time: true, range: (_u, low, high) => [Math.max(low, high - HOUR), high] },
       y: { range: (_u, _low, high) => [0, Math.max(floor, (high || 0) * 1.15)] },

@@ -12,12 +12,12 @@ export function ThemeSwitch() {
     if (next === 'auto') delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = next;
     try {
-      localStorage.setItem('tidelock-theme', next);
+      localStorage.setItem('everdeck-theme', next);
     } catch {
       // A browser that refuses storage still switches, until it is reloaded.
     }
     setTheme(next);
-    dispatchEvent(new Event('tidelock-theme'));
+    dispatchEvent(new Event('everdeck-theme'));
   };
   return html`<button class="icon-button" onClick=${turn} title="Theme: ${theme}" aria-label="Theme: ${theme}. Switch to ${NEXT[theme]}"><${Icon} name=${ICONS[theme]} /></button>`;
 }

@@ -12,7 +12,7 @@ import { Countdown, Uptime } from './when.js';
 /** The last line as the row shows it: what the worker said, or quietly the daemon's own note between two runs. */
 function lastLine(line) {
   if (!line) return html`<span class="quiet">no output yet</span>`;
-  const note = line.match(/^--- tidelock \S+ (started|ended) pid=\d+ ?(.*?) ?---$/);
+  const note = line.match(/^--- everdeck \S+ (started|ended) pid=\d+ ?(.*?) ?---$/);
   if (!note) return plain(line);
   return html`<span class="quiet">${note[1] === 'ended' ? `ended: ${note[2]}` : 'no output since its start'}</span>`;
 }
