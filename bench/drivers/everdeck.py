@@ -110,6 +110,6 @@ class Daemon(Driver):
 
 def worker_output(plan: Plan, name: str) -> bytes:
     """Everything below a worker's ``log/``, in order: archives break at disk blocks, not at lines."""
-    from everdeck.kernel.logreader import raw  # noqa: PLC0415 - as above
+    from everdeck.logs.reader import raw  # noqa: PLC0415 - as above
 
     return b"".join(raw(plan.directory / "state" / "workers" / name / "log"))

@@ -22,8 +22,9 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from everdeck.deck.logs import LogKeeper
-from everdeck.kernel import logfiles, logreader
+from everdeck.logs import files as logfiles
+from everdeck.logs import reader as logreader
+from everdeck.logs.keeper import LogKeeper
 from everdeck.model import Log
 
 _WRITER = r"""

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from everdeck.kernel import logfiles, logledger, logreader
+from everdeck.logs import files as logfiles
+from everdeck.logs import ledger as logledger
+from everdeck.logs import reader as logreader
 from support.logs_places import FILESYSTEMS, directory_on
 from support.logs_rotation import Rotations
 from support.logs_writer import numbered

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from everdeck import Deck, Restart, State, UnknownWorker
-from everdeck.deck.clock import Clock
+from everdeck.clock import Clock
 from everdeck.kernel.identity import command_line, read_stat
 from support.deck_owner import owner, until
 from support.repo_processes import end_all_under

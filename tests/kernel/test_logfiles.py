@@ -12,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from everdeck.kernel import logfiles, logledger, logreader
+from everdeck.logs import files as logfiles
+from everdeck.logs import ledger as logledger
+from everdeck.logs import reader as logreader
 from everdeck.model import Log
 from support.logs_places import FILESYSTEMS, METHODS, directory_on
 from support.logs_writer import numbered

@@ -15,8 +15,12 @@ from pathlib import Path
 import pytest
 
 from everdeck.errors import SpecError
-from everdeck.kernel import logfiles, logledger, logreader, logshow, logtext
-from everdeck.kernel.logreader import Follower, Line
+from everdeck.logs import files as logfiles
+from everdeck.logs import ledger as logledger
+from everdeck.logs import reader as logreader
+from everdeck.logs import show as logshow
+from everdeck.logs import text as logtext
+from everdeck.logs.reader import Follower, Line
 from everdeck.model import Log
 from support.logs_namespace import CANNOT
 from support.logs_writer import assert_numbered, numbered, writer_command
@@ -120,7 +124,7 @@ def test_tail_in_the_middle_of_rotations(tmp_path: Path) -> None:
 _ROTATE_FOREVER = """
 import select, sys
 from pathlib import Path
-from everdeck.kernel import logfiles
+from everdeck.logs import files as logfiles
 from everdeck.model import Log
 policy = Log(max_bytes=100_000, keep=10_000)
 compression = iter(())
@@ -389,7 +393,7 @@ def test_without_inotify_following_looks_by_itself(tmp_path: Path) -> None:
     program = f"""
 import os, sys
 from pathlib import Path
-from everdeck.kernel.logreader import Follower
+from everdeck.logs.reader import Follower
 sys.path.insert(0, sys.argv[1])
 from support.logs_namespace import forbid_inotify
 forbid_inotify()

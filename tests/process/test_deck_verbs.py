@@ -30,8 +30,9 @@ from everdeck import (
     WorkerSpec,
 )
 from everdeck.errors import DeckClosed, DeckOwned, LockConflict, ResourceExhausted, SpawnFailed
-from everdeck.kernel import flock, logreader
+from everdeck.kernel import flock
 from everdeck.kernel import identity as ids
+from everdeck.logs import reader as logreader
 from everdeck.model import Event, Identity
 from support.deck_owner import until
 

@@ -17,9 +17,11 @@ from typing import Any
 
 import pytest
 
-from everdeck.deck import logs as deck_logs
-from everdeck.deck.logs import LogKeeper
-from everdeck.kernel import logfiles, logledger, logreader
+from everdeck.logs import files as logfiles
+from everdeck.logs import keeper as deck_logs
+from everdeck.logs import ledger as logledger
+from everdeck.logs import reader as logreader
+from everdeck.logs.keeper import LogKeeper
 from everdeck.model import Log
 from support.logs_namespace import CANNOT
 from support.logs_places import directory_on
@@ -485,7 +487,7 @@ def test_without_inotify_logs_are_still_rotated(tmp_path: Path) -> None:
     program = f"""
 import asyncio, logging, os, sys
 from pathlib import Path
-from everdeck.deck.logs import LogKeeper
+from everdeck.logs.keeper import LogKeeper
 from everdeck.model import Log
 logging.basicConfig()
 sys.path.insert(0, sys.argv[1])

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from everdeck import Deck
-from everdeck.kernel import inotify, logfiles, logledger, logreader
+from everdeck.kernel import inotify
+from everdeck.logs import files as logfiles
+from everdeck.logs import ledger as logledger
+from everdeck.logs import reader as logreader
 from everdeck.registry import read_only
 from support.deck_owner import until
 from support.logs_writer import assert_numbered, writer_command

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from everdeck.deck.logs import LogKeeper
+from everdeck.logs.keeper import LogKeeper
 from everdeck.model import Log
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from everdeck import crashpoints
-from everdeck.kernel import logfiles
+from everdeck.logs import files as logfiles
 from everdeck.model import Log
 
 NOW = 1_800_000_000.0

@@ -154,7 +154,7 @@ class _Tour:
         return {worker["name"]: worker["pid"] for worker in self._look()["workers"]}
 
     def _numbers(self, name: str) -> list[int]:
-        from everdeck.kernel import logreader
+        from everdeck.logs import reader as logreader
 
         lines = logreader.read(self._state / "workers" / name / "log", lines=100_000)
         return [int(found.group(1)) for line in lines if (found := re.match(r"#(\d+) ", line))]

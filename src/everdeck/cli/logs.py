@@ -40,7 +40,8 @@ def logs(options: Namespace) -> int:
             return FAILED
     if not _supervised(options.state):
         output.note("not supervised: no owner is running; this is what was written so far")
-    from everdeck.kernel import logreader, logshow
+    from everdeck.logs import reader as logreader
+    from everdeck.logs import show as logshow
 
     since = logreader.moment(options.since) if options.since else None
     until = logreader.moment(options.until) if options.until else None

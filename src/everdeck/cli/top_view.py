@@ -15,7 +15,7 @@ from everdeck.cli.act import on_one
 from everdeck.cli.ps import look
 from everdeck.client import Client
 from everdeck.errors import EverdeckError
-from everdeck.kernel import logreader
+from everdeck.logs import reader as logreader
 
 
 class Top(App[None]):

@@ -26,10 +26,10 @@ from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
+from everdeck.clock import Clock
 from everdeck.crashpoints import crash_point
-from everdeck.deck import logs as deck_logs
-from everdeck.deck.clock import Clock
 from everdeck.deck.ending import Ending
+from everdeck.deck.engine import Engine
 from everdeck.deck.events import EventStream
 from everdeck.deck.gather import Gatherer
 from everdeck.deck.guardian_link import GuardianLink
@@ -43,7 +43,6 @@ from everdeck.deck.recovery import Recovery
 from everdeck.deck.starting import Order, Starting
 from everdeck.deck.watch import DeathWatch
 from everdeck.deck.worker import Worker
-from everdeck.engines.local import LocalEngine
 from everdeck.errors import (
     DeckClosed,
     EverdeckError,
@@ -57,6 +56,7 @@ from everdeck.kernel import containment, flock
 from everdeck.kernel import identity as ids
 from everdeck.kernel.notify import NotifySocket
 from everdeck.kernel.usage import ProcessInfo, describe
+from everdeck.logs import keeper as deck_logs
 from everdeck.model import Event, EventKind, State, WorkerName, WorkerSpec, WorkerStatus, worker_name
 from everdeck.registry import Record, Registry
 from everdeck.registry.store import encoded_spec
@@ -152,7 +152,7 @@ class AsyncDeck:
             )
             undo.callback(notify.close)
             cgroup_home = containment.cgroup_home()
-            engine = LocalEngine(
+            engine = Engine(
                 self._home.workers_dir,
                 cgroup_home=None if cgroup_home is None else cgroup_home / f"everdeck-{self.deck_id}",
                 notify_socket=notify.address,

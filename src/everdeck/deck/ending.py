@@ -19,9 +19,10 @@ from everdeck.crashpoints import crash_point
 from everdeck.deck.parts import RETRY_SECONDS, Parts
 from everdeck.deck.worker import LIVE_PHASES, Worker
 from everdeck.errors import StopFailed
-from everdeck.kernel import exits, logfiles
+from everdeck.kernel import exits
 from everdeck.kernel import identity as ids
 from everdeck.kernel.escalation import Escalation, Outcome, Subject
+from everdeck.logs import files as logfiles
 from everdeck.model import EventKind, Exit, State, UnknownExit
 from everdeck.registry.store import Desired, Record
 

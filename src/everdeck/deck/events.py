@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from everdeck.deck.clock import Clock
+from everdeck.clock import Clock
 from everdeck.errors import RegistryError
 from everdeck.model import Event, EventKind
 from everdeck.registry import Registry, read_only

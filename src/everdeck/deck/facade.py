@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from everdeck.deck.clock import Clock
+from everdeck.clock import Clock
 from everdeck.deck.deck import ALL_LAYERS, AsyncDeck, Workers
 from everdeck.deck.observe import Layer
 from everdeck.errors import DeckClosed

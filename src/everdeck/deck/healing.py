@@ -22,8 +22,9 @@ from everdeck.deck.parts import RETRY_SECONDS, Parts
 from everdeck.deck.starting import Starting
 from everdeck.deck.worker import Worker
 from everdeck.errors import EverdeckError, KernelError, RegistryError, ResourceExhausted, StopFailed
-from everdeck.kernel import containment, exits, logfiles
+from everdeck.kernel import containment, exits
 from everdeck.kernel import identity as ids
+from everdeck.logs import files as logfiles
 from everdeck.model import EventKind, Exit, State, UnknownExit
 from everdeck.registry import Record
 

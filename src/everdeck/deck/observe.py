@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from everdeck.deck.clock import Clock
+from everdeck.clock import Clock
 from everdeck.deck.worker import Worker
 from everdeck.kernel import containment
 from everdeck.kernel import identity as ids

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final
 
-from everdeck.deck.clock import Clock
+from everdeck.clock import Clock
+from everdeck.deck.engine import Engine
 from everdeck.deck.events import EventStream
 from everdeck.deck.gather import Gatherer
 from everdeck.deck.guardian_link import GuardianLink
 from everdeck.deck.health import HealthKeeper
 from everdeck.deck.home import DeckHome
-from everdeck.deck.logs import LogKeeper
 from everdeck.deck.watch import DeathWatch
 from everdeck.deck.worker import Worker
-from everdeck.engines.local import LocalEngine
 from everdeck.kernel import identity as ids
 from everdeck.kernel.notify import NotifySocket
+from everdeck.logs.keeper import LogKeeper
 from everdeck.model import EventKind, Identity
 from everdeck.registry import Record, Registry
 
@@ -44,7 +44,7 @@ class Parts:
     events: EventStream
     watch: DeathWatch
     notify: NotifySocket
-    engine: LocalEngine
+    engine: Engine
     guardian: GuardianLink
     logs: LogKeeper
     gatherer: Gatherer = field(init=False)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from everdeck.deck.clock import Clock
+from everdeck.clock import Clock
 from everdeck.deck.home import owner_pid
 from everdeck.deck.observe import status_from_record
 from everdeck.kernel import flock

@@ -17,10 +17,9 @@ from msgspec.structs import replace
 
 from everdeck.crashpoints import crash_point
 from everdeck.deck.ending import Ending, pid_of
+from everdeck.deck.engine import Launched, choose_port, port_is_free
 from everdeck.deck.parts import Parts
 from everdeck.deck.worker import LIVE_PHASES, Worker
-from everdeck.engines.engine import Launched
-from everdeck.engines.local import choose_port, port_is_free
 from everdeck.errors import (
     EverdeckError,
     KernelError,

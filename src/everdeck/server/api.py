@@ -31,9 +31,10 @@ from msgspec import UNSET
 
 from everdeck import __version__
 from everdeck.config import spec_from_template
-from everdeck.deck import logs as deck_logs
 from everdeck.errors import EverdeckError, NameRefused, SpecError, UnknownWorker
-from everdeck.kernel import logfiles, logreader
+from everdeck.logs import files as logfiles
+from everdeck.logs import keeper as deck_logs
+from everdeck.logs import reader as logreader
 from everdeck.model import Event, EventKind, Secret, State, WorkerSpec, WorkerStatus, worker_name
 from everdeck.server import applying, metrics
 from everdeck.server.auth import login_cookies, logout_cookies

@@ -19,7 +19,7 @@ import msgspec
 
 from everdeck.deck import AsyncDeck
 from everdeck.errors import ResourceExhausted
-from everdeck.kernel.logreader import Follower
+from everdeck.logs.reader import Follower
 from everdeck.model import Event, EventKind
 
 PING_SECONDS: Final = 10.0

@@ -12,7 +12,7 @@ It copies the front of the file into an archive, up to a block boundary, and the
   so that it can say so.
 
 The promise: archives in order, followed by what is in ``current`` from ``head`` on, are byte for byte what was written.
-It holds after SIGKILL at any instruction; :mod:`everdeck.kernel.logledger` says why. Every step that a crash may
+It holds after SIGKILL at any instruction; :mod:`everdeck.logs.ledger` says why. Every step that a crash may
 separate from the next has a ``crash_point``.
 
 Only the deck's owner rotates; an flock on the directory keeps a second rotator out all the same.
@@ -37,9 +37,9 @@ from types import TracebackType
 from typing import BinaryIO, Final, Self
 
 from everdeck.crashpoints import crash_point
-from everdeck.kernel import logledger
-from everdeck.kernel.logledger import BUSY, CURRENT, INDEX, PART, STDERR, Ledger
-from everdeck.kernel.logreader import tail
+from everdeck.logs import ledger as logledger
+from everdeck.logs.ledger import BUSY, CURRENT, INDEX, PART, STDERR, Ledger
+from everdeck.logs.reader import tail
 from everdeck.model import Log
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Read a worker's log: its end, a span of time, or what comes next, while it is written and rotated.
 
-Nothing here needs the owner. A reader asks for bytes by **position** (see :mod:`everdeck.kernel.logledger`), and
+Nothing here needs the owner. A reader asks for bytes by **position** (see :mod:`everdeck.logs.ledger`), and
 :class:`LogView` finds them in ``current`` or an archive. It reads, then looks whether the ledger is still the one it
 read by; if a rotation came between, it reads again. So a byte is never seen twice, never as the zeros of a
 punched hole, and is missing only when its archive was pruned, which the reader is told.
@@ -28,8 +28,10 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from everdeck.errors import SpecError
-from everdeck.kernel import inotify, logledger, logtext
-from everdeck.kernel.logledger import CURRENT, INDEX, Archive, Ledger
+from everdeck.kernel import inotify
+from everdeck.logs import ledger as logledger
+from everdeck.logs import text as logtext
+from everdeck.logs.ledger import CURRENT, INDEX, Archive, Ledger
 
 LINE_BYTES: Final = 16_384
 _BLOCK_BYTES: Final = 1 << 16

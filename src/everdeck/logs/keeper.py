@@ -5,7 +5,7 @@ a watch is armed for one event only, so a writer of a million lines wakes us onc
 size, at times chosen from how fast it grew, until it is silent again; then the watch is armed anew. A silent worker
 costs no wake-up, no timer and no descriptor.
 
-The rotation itself (:mod:`everdeck.kernel.logfiles`) runs in one thread beside the loop, and between two rotations that
+The rotation itself (:mod:`everdeck.logs.files`) runs in one thread beside the loop, and between two rotations that
 thread compresses archives that are ten seconds old, a mebibyte at a time and at a third of a core. It is started by
 the first log that needs it.
 
@@ -25,11 +25,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from everdeck.deck.clock import Clock
-from everdeck.kernel import inotify, logfiles, logledger, logreader
-from everdeck.kernel.logfiles import Method, Rotation
-from everdeck.kernel.logledger import BUSY, CURRENT, STDERR
-from everdeck.kernel.logreader import Follower, Line
+from everdeck.clock import Clock
+from everdeck.kernel import inotify
+from everdeck.logs import files as logfiles
+from everdeck.logs import ledger as logledger
+from everdeck.logs import reader as logreader
+from everdeck.logs.files import Method, Rotation
+from everdeck.logs.ledger import BUSY, CURRENT, STDERR
+from everdeck.logs.reader import Follower, Line
 from everdeck.model import Log
 
 _log: Final = logging.getLogger("everdeck.logs")
@@ -58,7 +61,7 @@ async def read(
     grep: str | None = None,
     colour: bool = False,
 ) -> list[str]:
-    """As :func:`everdeck.kernel.logreader.read`, in a thread."""
+    """As :func:`everdeck.logs.reader.read`, in a thread."""
 
     def all_of_them() -> list[str]:
         return list(logreader.read(log_dir, lines=lines, since=since, until=until, grep=grep, colour=colour))

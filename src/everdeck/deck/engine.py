@@ -14,14 +14,15 @@ import secrets
 import shutil
 import socket
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from everdeck import child
 from everdeck.crashpoints import crash_point
-from everdeck.engines.engine import Launched
 from everdeck.errors import LimitUnavailable, PortUnavailable, RegistryUnavailable, SpecError, StateDirRefused
-from everdeck.kernel import containment, flock, lifeline, logfiles, spawn
+from everdeck.kernel import containment, flock, lifeline, spawn
+from everdeck.logs import files as logfiles
 from everdeck.model import Cookie, Identity, Secret, WorkerName, WorkerSpec
 
 PASSED_THROUGH: Final = ("PATH", "HOME", "LANG", "TZ", "USER", "SHELL")
@@ -41,7 +42,16 @@ _FIRST_PORT: Final = 20_000  # below the kernel's range for outgoing connections
 _PORTS: Final = 12_000
 
 
-class LocalEngine:
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A worker that has been exec'ed. The pidfd and the lifeline are the caller's."""
+
+    pidfd: int
+    pid: int
+    lifeline: lifeline.Lifeline | None
+
+
+class Engine:
     """Starts workers as child processes in their own sessions."""
 
     def __init__(

@@ -11,8 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, TextIO
 
-from everdeck.kernel.logledger import CURRENT, STDERR
-from everdeck.kernel.logreader import Follower, read
+from everdeck.logs.ledger import CURRENT, STDERR
+from everdeck.logs.reader import Follower, read
 
 # Bright and dark alternate; black and white are left out, because one of them is the background.
 _COLOURS: Final = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)

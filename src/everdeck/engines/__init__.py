@@ -1,1 +1,0 @@
-"""How one worker is brought to life: where it runs. Today on this box (:mod:`everdeck.engines.local`)."""
