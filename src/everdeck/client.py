@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from urllib.parse import quote, urlencode
 
 from everdeck.errors import ClientError, NoOwner, OwnerRefused
+from everdeck.statedir import SOCKET, StateDir
 
 if TYPE_CHECKING:
     from everdeck.model import Event, WorkerSpec, WorkerStatus
@@ -30,7 +31,6 @@ Lines: TypeAlias = list[str]
 
 __all__ = ["Client", "Refusal"]
 
-SOCKET_NAME: Final = "deck.sock"
 # How long an owner that has the deck's lock may take to serve its socket: it recovers the deck first.
 PATIENCE_SECONDS: Final = 3.0
 _LOOK_AGAIN_SECONDS: Final = 0.05
@@ -239,7 +239,7 @@ class _UnixConnection(HTTPConnection):
         try:
             directory = os.open(self._state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                connection.connect(f"/proc/self/fd/{directory}/{SOCKET_NAME}")
+                connection.connect(f"/proc/self/fd/{directory}/{SOCKET}")
             finally:
                 os.close(directory)
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
@@ -254,7 +254,7 @@ class _UnixConnection(HTTPConnection):
 def _is_owned(state_dir: Path) -> bool:
     from everdeck.kernel import flock  # noqa: PLC0415 - needed only when nobody answers
 
-    lock = state_dir / "deck.lock"
+    lock = StateDir(state_dir).lock
     return lock.exists() and flock.is_held(lock)
 
 

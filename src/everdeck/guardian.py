@@ -34,6 +34,7 @@ from everdeck.kernel.bound import Bind, Unbind, decode
 from everdeck.kernel.containment import Tree
 from everdeck.kernel.escalation import Outcome, Subject, stop_trees
 from everdeck.model import Identity
+from everdeck.statedir import WorkerDir
 
 _PACKET_BYTES: Final = 1 << 18
 _LOOKS: Final = 64
@@ -176,7 +177,7 @@ def _carriers(lock_path: Path) -> list[int]:
     took before, and by the second look: it lets go of the worker's lock, a stray never does.
     """
     carriers = flock.holders(lock_path)
-    owners = flock.holders(lock_path.parents[2] / "deck.lock") if carriers else []
+    owners = flock.holders(WorkerDir(lock_path.parent).deck.lock) if carriers else []
     return [pid for pid in carriers if pid not in owners and flock.is_holder(lock_path, pid)]
 
 

@@ -49,6 +49,14 @@ class State(StrEnum):
     BACKOFF = "backoff"
     FAILED = "failed"
 
+    @property
+    def is_live(self) -> bool:
+        """Whether a process belongs to it: every other state says that none runs."""
+        return self in _LIVE
+
+
+_LIVE: Final = frozenset({State.STARTING, State.RUNNING, State.UNHEALTHY, State.STOPPING})
+
 
 class EventKind(StrEnum):
     """Everything that can happen to a worker or its deck."""

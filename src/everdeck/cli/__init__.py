@@ -192,10 +192,12 @@ def _told(error: Exception, state: "Path") -> int:
 def _owner_without_a_socket(state: "Path") -> str | None:
     """Who holds the deck's lock though nobody answers: a program that uses the library, or a starting daemon."""
     from everdeck.kernel import flock
+    from everdeck.statedir import StateDir
 
-    if not (state / "deck.lock").exists() or not flock.is_held(state / "deck.lock"):
+    lock = StateDir(state).lock
+    if not lock.exists() or not flock.is_held(lock):
         return None
-    holders = flock.holders(state / "deck.lock")
+    holders = flock.holders(lock)
     return f"pid {holders[0]}" if holders else "another process"
 
 

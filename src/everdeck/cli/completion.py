@@ -9,6 +9,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from everdeck.cli import DONE, VERBS, parser_of
+from everdeck.statedir import StateDir
 
 _BASH = """\
 _everdeck() {
@@ -78,7 +79,7 @@ def _answers(before: list[str], begun: str, state: Path) -> list[str]:
     positional = [action for action in parser._actions if not action.option_strings]  # noqa: SLF001 - as above
     choices = [str(choice) for action in positional for choice in action.choices or ()]
     if verb in _NAMING:
-        folder = state / "workers"
+        folder = StateDir(state).workers
         if folder.is_dir():
             choices += sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
     return [choice for choice in choices if choice.startswith(begun)]

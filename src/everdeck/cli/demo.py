@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from everdeck.cli import DONE, FAILED, output
+from everdeck.statedir import StateDir
 
 PATIENCE_SECONDS = 60.0
 USERS = (("alice", False), ("bob", False), ("carol", True))
@@ -156,7 +157,7 @@ class _Tour:
     def _numbers(self, name: str) -> list[int]:
         from everdeck.logs import reader as logreader
 
-        lines = logreader.read(self._state / "workers" / name / "log", lines=100_000)
+        lines = logreader.read(StateDir(self._state).worker(name).log, lines=100_000)
         return [int(found.group(1)) for line in lines if (found := re.match(r"#(\d+) ", line))]
 
     def _until(self, fact: Callable[[], bool], complaint: str) -> None:

@@ -24,6 +24,7 @@ from everdeck.kernel import containment, exits, flock
 from everdeck.kernel import identity as ids
 from everdeck.model import UnknownExit
 from everdeck.registry.store import Record, read_only
+from everdeck.statedir import StateDir, WorkerDir
 
 _SECRET_WORDS: Final = (b"TOKEN", b"SECRET", b"API_KEY", b"APIKEY", b"PASSWORD")
 _INTERPRETERS: Final = ("python", "node", "ruby", "perl", "php", "java", "deno", "bun")
@@ -128,7 +129,7 @@ def examine(state: Path) -> Report:
 
 
 def _records(state: Path, problems: list[str]) -> list[Record]:
-    path = state / "deck.db"
+    path = StateDir(state).registry
     if not path.exists():
         return []
     try:
@@ -320,10 +321,10 @@ def _locks_work(state: Path) -> tuple[bool, str]:
 
 def _locks(state: Path) -> Iterator[LockHeld]:
     """The deck's lock with its holder, and each worker's lock that is held."""
-    found = [state / "deck.lock"]
-    workers = state / "workers"
+    found = [StateDir(state).lock]
+    workers = StateDir(state).workers
     if workers.is_dir():
-        found += sorted(Path(entry.path) / "lock" for entry in os.scandir(workers))
+        found += sorted(WorkerDir(Path(entry.path)).lock for entry in os.scandir(workers))
     held = [path for path in found if path.exists() and flock.is_held(path)]
     by_inode = _open_files({(facts.st_dev, facts.st_ino) for path in held for facts in (path.stat(),)})
     for path in held:
@@ -387,7 +388,7 @@ def _unwanted(state: Path, records: list[Record]) -> Iterator[Suspect]:
 def _records_elsewhere(deck: Path) -> list[Record] | None:
     """The records of another deck; none if it was deleted under its workers, None if they cannot be read."""
     try:
-        if not (deck / "deck.db").exists():
+        if not StateDir(deck).registry.exists():
             return []
     except OSError:
         return None

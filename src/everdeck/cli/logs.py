@@ -7,6 +7,7 @@ from pathlib import Path
 
 from everdeck.cli import DONE, FAILED, USED_WRONGLY, output
 from everdeck.model import worker_name
+from everdeck.statedir import StateDir
 
 
 def logs_options(parser: ArgumentParser) -> None:
@@ -28,7 +29,8 @@ def logs_options(parser: ArgumentParser) -> None:
 
 def logs(options: Namespace) -> int:
     """What workers print: the last lines, lines since a moment, or as they come."""
-    folder: Path = options.state / "workers"
+    places = StateDir(options.state)
+    folder = places.workers
     known = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()) if folder.is_dir() else []
     names = known if options.all else [worker_name(name) for name in options.names]
     if not names and not options.all:
@@ -49,7 +51,7 @@ def logs(options: Namespace) -> int:
     if lines is None:
         lines = None if since or until else 20
     logshow.show(
-        {name: folder / name / "log" for name in names},
+        {name: places.worker(name).log for name in names},
         sys.stdout,
         lines=lines,
         follow=options.follow,

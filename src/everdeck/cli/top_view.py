@@ -16,6 +16,7 @@ from everdeck.cli.ps import look
 from everdeck.client import Client
 from everdeck.errors import EverdeckError
 from everdeck.logs import reader as logreader
+from everdeck.statedir import StateDir
 
 
 class Top(App[None]):
@@ -105,7 +106,7 @@ class Top(App[None]):
         name = self._chosen()
         if name is None:
             return
-        lines = logreader.tail(self._state_dir / "workers" / name / "log", lines=10)
+        lines = logreader.tail(StateDir(self._state_dir).worker(name).log, lines=10)
         if self._shown_log == (name, lines):
             return
         self._shown_log = (name, lines)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from everdeck.crashpoints import crash_point
 from everdeck.deck.parts import RETRY_SECONDS, Parts
-from everdeck.deck.worker import LIVE_PHASES, Worker
+from everdeck.deck.worker import Worker
 from everdeck.errors import StopFailed
 from everdeck.kernel import exits
 from everdeck.kernel import identity as ids
@@ -93,7 +93,7 @@ class Ending:
         with parts.registry.transaction():
             for worker in workers:
                 record = worker.record
-                if worker.has_process or record.phase in LIVE_PHASES:
+                if worker.has_process or record.phase.is_live:
                     to_end[worker.name] = worker
                     saved = replace(record, desired=wanted, phase=State.STOPPING)
                     if record.phase is not State.STOPPING:  # a stop that is tried again is the same stop

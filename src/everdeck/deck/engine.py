@@ -24,6 +24,7 @@ from everdeck.errors import LimitUnavailable, PortUnavailable, RegistryUnavailab
 from everdeck.kernel import containment, flock, lifeline, spawn
 from everdeck.logs import files as logfiles
 from everdeck.model import Cookie, Identity, Secret, WorkerName, WorkerSpec
+from everdeck.statedir import DATA, LOCK, LOG, PARTS, SECRETS
 
 PASSED_THROUGH: Final = ("PATH", "HOME", "LANG", "TZ", "USER", "SHELL")
 _WRITTEN_BY_US: Final = (
@@ -86,11 +87,11 @@ class Engine:
 
     def lock_path(self, name: WorkerName) -> Path:
         """The worker's own lock file."""
-        return Path(f"{self.workers_dir}/{name}/lock")
+        return Path(f"{self.workers_dir}/{name}/{LOCK}")
 
     def log_dir(self, name: WorkerName) -> Path:
         """Where the worker's own output goes."""
-        return Path(f"{self.workers_dir}/{name}/log")
+        return Path(f"{self.workers_dir}/{name}/{LOG}")
 
     def cgroup_path(self, name: WorkerName) -> Path | None:
         """The worker's own cgroup directory; None where there are no cgroups for us."""
@@ -135,19 +136,19 @@ class Engine:
             except FileExistsError:
                 pass
             else:
-                for part in ("log", "data", "secrets"):
+                for part in PARTS:
                     os.mkdir(f"{home}/{part}", 0o700)  # noqa: PTH102
-            if spec.secrets or spec.user is not None or not os.path.isdir(f"{home}/data"):  # noqa: PTH112
+            if spec.secrets or spec.user is not None or not os.path.isdir(f"{home}/{DATA}"):  # noqa: PTH112
                 self._furnish(Path(home), spec)
         except OSError as err:
             raise _refused(err, Path(home)) from err
 
     def _furnish(self, home: Path, spec: WorkerSpec) -> None:
         """The rarer parts of a worker's home: what a crash left out, secrets, another account's rights."""
-        for part in ("log", "data", "secrets"):
+        for part in PARTS:
             (home / part).mkdir(mode=0o700, exist_ok=True)
         account = _privileges(spec)
-        folder = home / "secrets"
+        folder = home / SECRETS
         for secret_name, secret in spec.secrets.items():
             if secret.value is None:  # kept: the file has it
                 continue
@@ -161,19 +162,19 @@ class Engine:
             # The worker's account must reach its own directories and nothing of the others.
             for directory in (self.workers_dir.parent, self.workers_dir, home):
                 directory.chmod(0o711)
-            for path in (home / "data", folder, *folder.iterdir()):
+            for path in (home / DATA, folder, *folder.iterdir()):
                 os.chown(path, account.uid, -1 if account.gid is None else account.gid)
 
     def forget_stale_secrets(self, name: WorkerName, spec: WorkerSpec) -> None:
         """Remove the files of secrets that the spec no longer has; call it when the spec is recorded."""
-        folder = self.home(name) / "secrets"
+        folder = self.home(name) / SECRETS
         with contextlib.suppress(OSError):  # a file that cannot be removed now is removed with the next start
             for stale in {entry.name for entry in folder.iterdir()} - set(spec.secrets):
                 (folder / stale).unlink()
 
     def same_secrets(self, name: WorkerName, spec: WorkerSpec) -> bool:
         """Would :meth:`prepare` change any secret of the worker?"""
-        folder = self.home(name) / "secrets"
+        folder = self.home(name) / SECRETS
         for secret_name, secret in spec.secrets.items():
             if secret.value is None:
                 continue
@@ -193,7 +194,7 @@ class Engine:
     ) -> Launched:
         """Start it with everything its spec says; leaves nothing behind when it cannot be started."""
         home = f"{self.workers_dir}/{name}"
-        log_dir = Path(home, "log")
+        log_dir = Path(home, LOG)
         try:
             stdout_fd, stderr_fd = logfiles.open_for_worker(log_dir, split_stderr=spec.log.split_stderr)
         except OSError as err:
@@ -209,7 +210,7 @@ class Engine:
             spawned = spawn.spawn(
                 spec.command,
                 env=self._environment(name, spec, cookie, port, line),
-                cwd=spec.cwd or f"{home}/data",
+                cwd=spec.cwd or f"{home}/{DATA}",
                 stdin_fd=line.read_fd if line else self._null_fd,
                 stdout_fd=stdout_fd,
                 stderr_fd=stderr_fd,
@@ -241,7 +242,7 @@ class Engine:
         The values of secrets stay where they are: in their files.
         """
         environment = containment.environment_of(pid)
-        folder = self.home(name) / "secrets"
+        folder = self.home(name) / SECRETS
         kept = (
             {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")} if folder.is_dir() else set()
         )
@@ -253,7 +254,7 @@ class Engine:
         }
         with contextlib.suppress(OSError):
             cwd = os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115 - a kernel file
-            fields["cwd"] = None if cwd == f"{self.workers_dir}/{name}/data" else cwd
+            fields["cwd"] = None if cwd == f"{self.workers_dir}/{name}/{DATA}" else cwd
         return fields
 
     def clear(self, name: WorkerName) -> None:
@@ -301,10 +302,10 @@ class Engine:
         if port is not None:
             env[child.PORT_ENV] = str(port)
         if spec.secrets:
-            env[child.CREDENTIALS_DIRECTORY_ENV] = f"{home}/secrets"
+            env[child.CREDENTIALS_DIRECTORY_ENV] = f"{home}/{SECRETS}"
             for secret_name, secret in spec.secrets.items():
                 if secret.env:
-                    env[secret_name] = _secret_value(Path(home, "secrets", secret_name), secret_name)
+                    env[secret_name] = _secret_value(Path(home, SECRETS, secret_name), secret_name)
         return env | spec.env
 
 

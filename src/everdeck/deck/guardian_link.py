@@ -28,6 +28,7 @@ from everdeck.kernel.bound import Bind, Unbind, Word, encode
 from everdeck.kernel.containment import Tree
 from everdeck.kernel.lifeline import Lifeline, forget_in_forks
 from everdeck.kernel.spawn import Child, python_program, spawn
+from everdeck.statedir import WorkerDir
 
 _log: Final = logging.getLogger("everdeck.guardian")
 
@@ -63,7 +64,7 @@ class GuardianLink:
         if not self._enabled:
             return
         if self._state_dir is None and tree.lock_path is not None:
-            self._state_dir = tree.lock_path.parents[2]  # STATE/workers/NAME/lock
+            self._state_dir = WorkerDir(tree.lock_path.parent).deck.path
         word = self._bound[tree.name] = Bind(tree, signal_number, grace_seconds)
         if self._channel is None:
             self.ensure()

@@ -20,6 +20,7 @@ from everdeck.errors import DeckOwned, NameRefused, StateDirRefused
 from everdeck.kernel import flock
 from everdeck.kernel.lifeline import Lifeline, forget_in_forks
 from everdeck.model import WorkerName, worker_name
+from everdeck.statedir import LOCK, StateDir
 
 _REMOVING: Final = "removing~"
 HANDED_OVER_ENV: Final = "EVERDECK_HANDED_OVER"
@@ -40,10 +41,11 @@ class DeckHome:
 
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
-        self.workers_dir = state_dir / "workers"
-        self.registry_path = state_dir / "deck.db"
-        self.lock_path = state_dir / "deck.lock"
-        self.socket_path = state_dir / "deck.sock"
+        places = StateDir(state_dir)
+        self.workers_dir = places.workers
+        self.registry_path = places.registry
+        self.lock_path = places.lock
+        self.socket_path = places.socket
         self._lock_fd: int | None = None
 
     def open(self) -> Inherited:
@@ -87,7 +89,7 @@ class DeckHome:
         for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are all we want
             with contextlib.suppress(OSError):
                 target = os.readlink(f"/proc/self/fd/{entry}")  # noqa: PTH115 - one system call per descriptor
-                if target == deck_lock or (target.startswith(workers) and target.endswith("/lock")):
+                if target == deck_lock or (target.startswith(workers) and target.endswith(f"/{LOCK}")):
                     os.close(int(entry))
 
     # --- workers ------------------------------------------------------------------------------------------------
@@ -177,7 +179,7 @@ class DeckHome:
 
 def owner_pid(state_dir: Path) -> int | None:
     """Who owns the deck, by the note in the lock file; None if nobody does or the note cannot be read."""
-    path = state_dir / "deck.lock"
+    path = StateDir(state_dir).lock
     if not flock.is_held(path):
         return None
     with contextlib.suppress(OSError, ValueError):

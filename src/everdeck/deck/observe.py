@@ -48,7 +48,7 @@ def status_from_record(record: Record, clock: Clock) -> WorkerStatus:
     """One worker as the registry and the kernel tell it when nobody owns the deck."""
     alive = record.identity is not None and ids.answer(record.identity) is ids.Answer.SAME
     state = record.phase
-    if not alive and state in {State.RUNNING, State.UNHEALTHY, State.STARTING, State.STOPPING}:
+    if not alive and state.is_live:
         state = State.EXITED if record.desired == "running" else State.STOPPED
     used = usage_of([record.identity.pid]) if alive and record.identity is not None else None
     return _status(record, state, clock, alive=alive, used=used)

@@ -10,6 +10,7 @@ from everdeck.deck.observe import status_from_record
 from everdeck.kernel import flock
 from everdeck.model import Event, WorkerStatus
 from everdeck.registry import read_only
+from everdeck.statedir import StateDir
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -22,13 +23,13 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 def peek(state_dir: str | Path) -> Snapshot:
     """Every worker as the registry and the kernel tell it; a directory without a registry is an empty deck."""
-    home = Path(state_dir)
-    supervised = flock.is_held(home / "deck.lock")
-    owner = owner_pid(home) if supervised else None
-    if not (home / "deck.db").exists():
+    places = StateDir.at(state_dir)
+    supervised = flock.is_held(places.lock)
+    owner = owner_pid(places.path) if supervised else None
+    if not places.registry.exists():
         return Snapshot(supervised, owner, [])
     clock = Clock()
-    registry = read_only(home / "deck.db")
+    registry = read_only(places.registry)
     try:
         return Snapshot(supervised, owner, [status_from_record(record, clock) for record in registry.records()])
     finally:
@@ -39,7 +40,7 @@ def peek_events(
     state_dir: str | Path, after: int = 0, limit: int | None = None, worker: str | None = None
 ) -> list[Event]:
     """What happened after an event id, oldest first."""
-    path = Path(state_dir) / "deck.db"
+    path = StateDir.at(state_dir).registry
     if not path.exists():
         return []
     registry = read_only(path)

@@ -5,7 +5,7 @@ one of these two functions, so a policy is changed in one place and tested witho
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from everdeck.deck.backoff import breaker_trips, crashes_in_window, next_delay, streak_after
 from everdeck.model import Exit, Exited, Lifetime, Restart, State, UnknownExit
@@ -75,8 +75,6 @@ class NoteEnd:
     """It ended while nobody watched: note it, and let :func:`after_end` decide."""
 
 
-_LIVE: Final = frozenset({State.STARTING, State.RUNNING, State.UNHEALTHY})
-
 Opening: TypeAlias = Adopt | Leave | EndTree | Conflict | StartNow | NoteEnd
 
 
@@ -91,10 +89,15 @@ def on_open(found: Found) -> Opening:  # noqa: PLR0911 - one return per row of t
         return EndTree("bound-orphan") if found.lifetime == "bound" and not found.ours else Adopt()
     if found.tree_left:
         return EndTree("wanted-stopped" if found.wanted == "stopped" else "leader-died")
-    if found.wanted == "stopped" and found.phase in {*_LIVE, State.STOPPING}:
+    if found.wanted == "stopped" and found.phase.is_live:
         # The last owner died on the way: the tree is gone, and that has yet to be noted.
         return EndTree("wanted-stopped")
-    if found.wanted == "running" and not found.never_identified and found.phase in _LIVE:
+    if (
+        found.wanted == "running"
+        and not found.never_identified
+        and found.phase.is_live
+        and found.phase is not State.STOPPING
+    ):
         return NoteEnd()
     if found.wanted == "stopped" or found.phase in {State.EXITED, State.FAILED, State.BACKOFF}:
         return Leave()

@@ -23,7 +23,7 @@ from everdeck.deck.healing import Healing, exit_of_zombie
 from everdeck.deck.home import Inherited
 from everdeck.deck.parts import Parts
 from everdeck.deck.starting import Starting, leader_by_cookie, spec_from_process
-from everdeck.deck.worker import LIVE_PHASES, Worker
+from everdeck.deck.worker import Worker
 from everdeck.errors import KernelError, NameRefused, ProcessGone, ResourceExhausted
 from everdeck.kernel import containment, exits, flock
 from everdeck.kernel import identity as ids
@@ -138,7 +138,7 @@ class Recovery:
     def _look_at_all(self) -> list[_Seen]:
         """Compare every record with the kernel; only what may be alive is looked at."""
         workers = self._parts.workers.values()
-        alive = [worker for worker in workers if worker.record.phase in LIVE_PHASES]
+        alive = [worker for worker in workers if worker.record.phase.is_live]
         # One scan for all starts that were never recorded: a scan per start would be a scan per worker of a group.
         unidentified = [worker.record.cookie for worker in alive if worker.record.identity is None]
         carried = containment.cookie_scan(unidentified) if unidentified else {}

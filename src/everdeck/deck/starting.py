@@ -19,7 +19,7 @@ from everdeck.crashpoints import crash_point
 from everdeck.deck.ending import Ending, pid_of
 from everdeck.deck.engine import Launched, choose_port, port_is_free
 from everdeck.deck.parts import Parts
-from everdeck.deck.worker import LIVE_PHASES, Worker
+from everdeck.deck.worker import Worker
 from everdeck.errors import (
     EverdeckError,
     KernelError,
@@ -344,7 +344,7 @@ class Starting:
         if order.spec.lifetime == "bound":
             self._parts.guardian.unbind(order.worker.name)
         before = order.before
-        phase = State.STOPPED if before.phase in LIVE_PHASES else before.phase
+        phase = State.STOPPED if before.phase.is_live else before.phase
         resting = replace(before, phase=phase, identity=None, cgroup=None)
         order.worker.record = resting
         with contextlib.suppress(RegistryError):

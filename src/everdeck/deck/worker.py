@@ -11,14 +11,13 @@ from everdeck.kernel import exits
 from everdeck.kernel.containment import Tree
 from everdeck.model import State
 from everdeck.registry import Record
+from everdeck.statedir import LOCK
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
     from everdeck.kernel.lifeline import Lifeline
-
-LIVE_PHASES = frozenset({State.STARTING, State.RUNNING, State.UNHEALTHY, State.STOPPING})
 
 
 class Worker:
@@ -59,7 +58,7 @@ class Worker:
     @property
     def lock_path(self) -> Path:
         """The worker's own lock file; made when asked for, because a kept Path costs half a kilobyte per worker."""
-        return Path(f"{self.workers_dir}/{self.record.name}/lock")
+        return Path(f"{self.workers_dir}/{self.record.name}/{LOCK}")
 
     @property
     def state(self) -> State:

@@ -61,6 +61,7 @@ from everdeck.server.documents import (
 )
 from everdeck.server.problems import MEDIA_TYPE, Problem, problem_of
 from everdeck.server.services import Services
+from everdeck.statedir import StateDir
 
 Asked: TypeAlias = Request[Any, Any, Any]
 Name: TypeAlias = Annotated[str, PathParameter(description="The worker's name.")]
@@ -674,7 +675,7 @@ async def _log_dir(services: Services, name: str) -> Path:
 
 
 def _log_dir_of(services: Services, name: str) -> Path:
-    return services.deck.state_dir / "workers" / name / "log"
+    return StateDir(services.deck.state_dir).worker(name).log
 
 
 def _refuse_bad_pattern(log_dir: Path, grep: str) -> None:

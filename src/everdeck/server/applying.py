@@ -21,8 +21,8 @@ from everdeck.errors import EverdeckError, RegistryUnavailable
 from everdeck.model import WorkerSpec, WorkerStatus, worker_name
 from everdeck.server.documents import Applied, ApplyRequest, BulkResult, Change
 from everdeck.server.problems import problem_of
+from everdeck.statedir import StateDir
 
-APPLIED_FILE: Final = "applied.json"
 MOST_AT_ONCE: Final = 16
 
 
@@ -37,11 +37,11 @@ class Memory(msgspec.Struct, frozen=True):
 def remembered(state_dir: Path) -> Memory:
     """What the last apply left; nothing if there was none."""
     try:
-        return msgspec.json.decode((state_dir / APPLIED_FILE).read_bytes(), type=Memory)
+        return msgspec.json.decode(StateDir(state_dir).applied.read_bytes(), type=Memory)
     except FileNotFoundError:
         return Memory()
     except (OSError, msgspec.DecodeError) as error:
-        raise RegistryUnavailable(f"{state_dir / APPLIED_FILE} cannot be read: {error}") from error
+        raise RegistryUnavailable(f"{StateDir(state_dir).applied} cannot be read: {error}") from error
 
 
 def plan_for(
@@ -137,7 +137,7 @@ async def _spec_with_secrets(deck: AsyncDeck, name: str) -> WorkerSpec:
     spec = await deck.spec(name)
     if not spec.secrets:
         return spec
-    folder = deck.state_dir / "workers" / name / "secrets"
+    folder = StateDir(deck.state_dir).worker(name).secrets
     values = await asyncio.to_thread(_read_secrets, folder, tuple(spec.secrets))
     known = {key: msgspec.structs.replace(secret, value=values[key]) for key, secret in spec.secrets.items()}
     return msgspec.structs.replace(spec, secrets=known)
@@ -154,7 +154,8 @@ def _read_secrets(folder: Path, names: tuple[str, ...]) -> dict[str, str | None]
 
 
 def _remember(state_dir: Path, memory: Memory) -> None:
-    fresh = state_dir / f".{APPLIED_FILE}.{os.getpid()}"
+    path = StateDir(state_dir).applied
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -162,6 +163,6 @@ def _remember(state_dir: Path, memory: Memory) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        fresh.replace(state_dir / APPLIED_FILE)
+        fresh.replace(path)
     except OSError as error:
-        raise RegistryUnavailable(f"{state_dir / APPLIED_FILE} cannot be written: {error.strerror}") from error
+        raise RegistryUnavailable(f"{path} cannot be written: {error.strerror}") from error

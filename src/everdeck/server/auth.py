@@ -35,8 +35,8 @@ from litestar.datastructures import Cookie
 from everdeck.errors import StateDirRefused
 from everdeck.server.problems import MEDIA_TYPE, problem
 from everdeck.server.serving import AsgiApp, Connection, Receive, Scope, Send
+from everdeck.statedir import StateDir
 
-TOKEN_FILE: Final = "token"  # noqa: S105 - the name of the file
 SESSION_COOKIE: Final = "everdeck_session"
 CSRF_COOKIE: Final = "everdeck_csrf"
 CSRF_HEADER: Final = "x-everdeck-csrf"
@@ -52,7 +52,7 @@ _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 def token_of(state_dir: Path) -> tuple[str, bool]:
     """The deck's token and whether it was made just now. The file is 0600, and is refused if others may read it."""
-    path = state_dir / TOKEN_FILE
+    path = StateDir(state_dir).token
     while True:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -74,12 +74,13 @@ def token_of(state_dir: Path) -> tuple[str, bool]:
 def _make_token(state_dir: Path) -> str | None:
     """A new token, linked into place whole; None when another process was first."""
     token = secrets.token_urlsafe(32)
-    fresh = state_dir / f".{TOKEN_FILE}.{os.getpid()}"
+    path = StateDir(state_dir).token
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.write(descriptor, token.encode("ascii") + b"\n")
         os.fsync(descriptor)
-        os.link(fresh, state_dir / TOKEN_FILE)
+        os.link(fresh, path)
     except FileExistsError:
         return None
     finally:

@@ -29,19 +29,19 @@ from everdeck import child
 from everdeck.config import Config
 from everdeck.deck import AsyncDeck
 from everdeck.errors import DeckError
-from everdeck.model import Event, State, WorkerStatus
+from everdeck.model import Event, WorkerStatus
 from everdeck.server import applying
 from everdeck.server.app import create_app
 from everdeck.server.auth import Keys, token_of
 from everdeck.server.documents import Applied, ApplyRequest
 from everdeck.server.services import Services
 from everdeck.server.serving import HttpFront
+from everdeck.statedir import StateDir
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8787"
 REEXEC_ENV: Final = "EVERDECK_REEXEC"
 PREFLIGHT_SECONDS: Final = 60.0
 MOST_LOG_BYTES: Final = 5_000_000
-_ALIVE: Final = frozenset({State.STARTING, State.RUNNING, State.UNHEALTHY, State.STOPPING})
 _log: Final = logging.getLogger("everdeck")
 
 
@@ -169,19 +169,19 @@ class _Daemon:
 
     async def _say_ready(self, deck: AsyncDeck, fresh_token: str | None) -> str:
         statuses = await deck.list()
-        alive = sum(status.state in _ALIVE for status in statuses)
+        alive = sum(status.state.is_live for status in statuses)
         child.notify("READY=1", f"MAINPID={os.getpid()}", f"STATUS=supervising {alive} of {len(statuses)} workers")
         _log.info("supervising %d of %d workers in %s (pid %d)", alive, len(statuses), deck.state_dir, os.getpid())
         if self._address is None:
             return ""
         base = self._base_url()
         if fresh_token is None:
-            _log.info("the page is at %s (log in with the token in %s)", base, deck.state_dir / "token")
+            _log.info("the page is at %s (log in with the token in %s)", base, StateDir(deck.state_dir).token)
             return base
         link = f"{base}login?token={fresh_token}"
         if _is_journal(self._out):
             # Whatever is printed there is kept and may be read by others; a token is not for keeping in a log.
-            _log.info("the page is at %s; the token for the login is in %s", base, deck.state_dir / "token")
+            _log.info("the page is at %s; the token for the login is in %s", base, StateDir(deck.state_dir).token)
         else:
             print(f"The page, shown once with its token: {link}", file=self._out, flush=True)
         return link
@@ -219,7 +219,7 @@ class _Daemon:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - the same command line, by its own path
 
     async def _say_leaving(self, deck: AsyncDeck) -> None:
-        statuses = [status for status in await deck.list() if status.state in _ALIVE]
+        statuses = [status for status in await deck.list() if status.state.is_live]
         bound = [status for status in statuses if status.lifetime == "bound"]
         left = [status for status in statuses if status.lifetime == "adoptable"]
         if bound:

@@ -52,10 +52,9 @@ def _worker_families(statuses: Sequence[WorkerStatus]) -> Iterable[Any]:
     ended = GaugeMetricFamily(
         "everdeck_worker_exit_code", "How it last ended: its code, or minus the signal.", labels=["worker"]
     )
-    alive = {State.RUNNING, State.UNHEALTHY, State.STARTING, State.STOPPING}
     for status in statuses:
         label = [status.name]
-        up.add_metric(label, 1 if status.state in alive and status.pid is not None else 0)
+        up.add_metric(label, 1 if status.state.is_live and status.pid is not None else 0)
         restarts.add_metric(label, status.restarts)
         crashes.add_metric(label, status.crashes)
         for family, value in ((cpu, status.cpu_percent), (rss, status.rss_bytes), (uptime, status.uptime_seconds)):

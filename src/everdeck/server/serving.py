@@ -26,15 +26,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from everdeck.errors import DeckError
+from everdeck.statedir import SOCKET
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-SOCKET_NAME: Final = "deck.sock"
 FIRST_REQUEST_SECONDS: Final = 30.0
 STALLED_READER_SECONDS: Final = 30.0
+SOCKET_NAME: Final = SOCKET
 KEEP_ALIVE_SECONDS: Final = 15
 MOST_TCP_CONNECTIONS: Final = 4096
 _UCRED: Final = struct.Struct("3i")
