@@ -47,7 +47,9 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[dict[str, str | SecretFile], Meta(description="Secrets, each named by the file that holds it.")]
         | UnsetType
     ) = UNSET
-    cwd: Annotated[str, Meta(description="Working directory; the worker's own data/ if not given.")] | UnsetType = UNSET
+    cwd: (
+        Annotated[str, Meta(description="Working directory; the one this file stands in if not given.")] | UnsetType
+    ) = UNSET
     lifetime: (
         Annotated[Lifetime, Meta(description="bound: ends with the daemon. adoptable: survives it.")] | UnsetType
     ) = UNSET
@@ -142,11 +144,12 @@ def spec_from_template(name: str, template: Mapping[str, Any], own: Mapping[str,
 
     Templates are stored as written, so secrets are still files here; they are read now.
     """
-    file = Path(template.get("_file", DEFAULT_FILE))
+    # One that was applied over HTTP stands in no directory of this machine.
+    base = Path(template["_file"]).parent if "_file" in template else None
     table = _merged({key: value for key, value in template.items() if key != "_file"}, own)
     try:
         converted = msgspec.convert(table, TemplateTable)
-        return _spec(converted, file.parent)
+        return _spec(converted, base)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, SpecError):
             raise error.__cause__ from None
@@ -291,7 +294,7 @@ class _Reader:
                 self._refuse_unknown(keys, value, nested, (*inner, key))
 
 
-def _spec(table: _Table, base: Path) -> WorkerSpec:
+def _spec(table: _Table, base: Path | None) -> WorkerSpec:
     if table.command is UNSET:
         raise SpecError("command", "nothing", "a list of texts: the program and its arguments")
     fields = {
@@ -300,9 +303,13 @@ def _spec(table: _Table, base: Path) -> WorkerSpec:
         if (value := getattr(table, key)) is not UNSET and key != "secrets"
     }
     if isinstance(table.secrets, dict):
-        fields["secrets"] = {name: _read_secret(name, entry, base) for name, entry in table.secrets.items()}
-    if isinstance(table.cwd, str):
-        fields["cwd"] = str(base.resolve() / table.cwd)
+        fields["secrets"] = {name: _read_secret(name, entry, base or Path()) for name, entry in table.secrets.items()}
+    if base is not None:
+        # Where the file stands, so that `command = ["python3", "bot.py"]` finds the bot.py beside it.
+        fields["cwd"] = str(base.resolve() / (table.cwd if isinstance(table.cwd, str) else ""))
+    template = getattr(table, "template", UNSET)
+    if isinstance(template, str):
+        fields["labels"] = {"template": template, **fields.get("labels", {})}
     return WorkerSpec(**fields)
 
 

@@ -40,6 +40,27 @@ def test_from_a_command(page: Page, daemon: Daemon) -> None:
     assert spec["secret_names"] == ["TOKEN"]
 
 
+def test_a_command_finds_its_files_in_the_directory_that_is_offered(page: Page, daemon: Daemon) -> None:
+    """The form offers the directory that the configuration stands in; an emptied one is the worker's own data/."""
+    place = daemon.state_dir.parent
+    (place / "greet.sh").write_text("echo hello from beside the file; exec sleep 1000")
+    _add(page)
+    page.locator(".segment", has_text="A command").click()
+    expect(page.get_by_label("Working directory")).to_have_value(str(place))
+    page.get_by_label("Name", exact=True).fill("here")
+    page.get_by_label("Command", exact=True).fill("sh greet.sh")
+    page.get_by_role("button", name="Add and start").click()
+    expect(page.get_by_role("log")).to_contain_text("hello from beside the file")
+
+    _add(page)
+    page.locator(".segment", has_text="A command").click()
+    page.get_by_label("Name", exact=True).fill("there")
+    page.get_by_label("Command", exact=True).fill("sh -c 'pwd; exec sleep 1000'")
+    page.get_by_label("Working directory").fill("")
+    page.get_by_role("button", name="Add and start").click()
+    expect(page.get_by_role("log")).to_contain_text(str(daemon.state_dir / "workers" / "there" / "data"))
+
+
 def test_from_a_template(page: Page, daemon: Daemon) -> None:
     """A name and a template are enough; the worker is grouped under the template."""
     _add(page)

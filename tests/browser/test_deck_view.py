@@ -96,6 +96,7 @@ def test_restart_start_reset_and_remove(page: Page, daemon: Daemon) -> None:
     first = daemon.start("alice", worker("quiet"))
     daemon.start("fails", worker("crash"), restart={"max_crashes": 0})
     alice = row(page, "alice")
+    expect(alice.locator(".c-pid")).to_have_text(str(first["pid"]))  # not the row of an earlier test's alice
     alice.get_by_role("button", name="Restart alice").click()
     # Between the two processes the row shows a dash, while the daemon may still tell the old pid.
     expect(alice.locator(".c-pid")).to_have_text(re.compile(rf"^(?!{first['pid']}$)[0-9]+$"))
@@ -141,6 +142,56 @@ def test_many_at_once(page: Page, daemon: Daemon) -> None:
     page.get_by_role("dialog").get_by_role("button", name="Remove").click()
     expect(page.get_by_role("heading", name="No workers yet")).to_be_visible()
     assert daemon.names() == set()
+
+
+def test_ticks_stay_while_events_stream_in(page: Page, daemon: Daemon) -> None:
+    """What is ticked slowly is what is selected, however often the rows are drawn again; Escape forgets all of it."""
+    names = [f"user-{number}" for number in range(6)]
+    for name in (*names, "busy"):
+        daemon.start(name, worker("quiet"))
+    expect(page.locator(".worker-row")).to_have_count(7)
+
+    def something_happens() -> None:
+        pid = daemon.post("/workers/busy/restart")["pid"]
+        expect(row(page, "busy").locator(".c-pid")).to_have_text(str(pid))
+
+    for count, name in enumerate(names, start=1):
+        row(page, name).get_by_role("checkbox").click()
+        something_happens()
+        assert _selected(page) == names[:count]
+    expect(page.locator(".bulk-count")).to_have_text("6 workers selected")
+    row(page, "user-2").get_by_role("checkbox").click()
+    page.get_by_role("searchbox", name="Search workers").fill("user-5")
+    expect(page.locator(".bulk-count")).to_have_text("5 workers selected, 4 not shown")
+    page.get_by_role("searchbox", name="Search workers").fill("")
+    expect(page.locator(".worker-row")).to_have_count(7)
+    page.locator("h1").click()
+    page.keyboard.press("Escape")
+    expect(page.locator(".bulk-bar")).to_have_count(0)
+    something_happens()
+    row(page, "user-4").get_by_role("checkbox").click()
+    expect(page.locator(".bulk-count")).to_have_text("1 worker selected")
+    assert _selected(page) == ["user-4"]
+
+
+def test_a_worker_that_comes_back_under_its_name_is_not_selected(page: Page, daemon: Daemon) -> None:
+    """A tick is for the worker that was there, not for whoever has its name next."""
+    daemon.start("alice", worker("quiet"))
+    daemon.start("bob", worker("quiet"))
+    for name in ("alice", "bob"):
+        row(page, name).get_by_role("checkbox").click()
+    daemon.client.delete("/workers/alice").raise_for_status()
+    expect(page.locator(".bulk-count")).to_have_text("1 worker selected")
+    daemon.start("alice", worker("quiet"))
+    expect(row(page, "alice")).to_have_attribute("data-state", "running")
+    assert _selected(page) == ["bob"]
+
+
+def _selected(page: Page) -> list[str]:
+    found: list[str] = page.locator('.worker-row[aria-selected="true"]').evaluate_all(
+        "rows => rows.map(row => row.dataset.worker)"
+    )
+    return found
 
 
 def test_a_refused_verb_is_told(page: Page, daemon: Daemon, complaints: Complaints) -> None:

@@ -112,6 +112,24 @@ def test_a_mistyped_verb_is_answered_with_the_one_meant(tmp_path: Path) -> None:
     assert "did you mean 'restart'?" in Person(tmp_path).types("restrat", expect=2).stderr
 
 
+# --- where a worker runs ----------------------------------------------------------------------------------------
+
+
+def test_a_worker_runs_where_its_command_was_typed_or_its_file_stands(person: Person, tmp_path: Path) -> None:
+    """The first example of the help, word for word: python3 bot.py beside the person and beside the file."""
+    typed, filed = tmp_path / "typed", tmp_path / "filed"
+    for place in (typed, filed):
+        place.mkdir()
+        (place / "bot.py").write_text(f"import signal; print('bot in {place.name}', flush=True); signal.pause()")
+    person.types("start", "alice", "--", sys.executable, "bot.py", cwd=typed)
+    (filed / "everdeck.toml").write_text(f"[worker.bob]\ncommand = ['{sys.executable}', 'bot.py']\n")
+    person.types("apply", filed / "everdeck.toml", cwd=typed)
+    person.types("start", "carol", "--cwd", "filed", "--", sys.executable, "bot.py", cwd=tmp_path)
+    for name, place in (("alice", typed), ("bob", filed), ("carol", filed)):
+        until(lambda name=name, place=place: f"bot in {place.name}" in person.types("logs", name).stdout)
+        assert person.worker(name)["crashes"] == 0
+
+
 # --- without an owner -------------------------------------------------------------------------------------------
 
 

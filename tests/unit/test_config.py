@@ -44,6 +44,33 @@ def test_a_worker_takes_from_its_template_what_it_does_not_say_itself() -> None:
     assert (alice.restart.policy, alice.restart.max_crashes) == ("always", 9)
 
 
+def test_a_worker_of_a_file_runs_where_the_file_stands_and_is_labelled_with_its_template(tmp_path: Path) -> None:
+    """`python3 bot.py` finds the bot.py beside the file; a `cwd` starts there too; an own label wins."""
+    config = parse(
+        """
+        [template.bot]
+        command = ["python3", "bot.py"]
+        [worker.alice]
+        template = "bot"
+        [worker.bob]
+        template = "bot"
+        cwd = "bots"
+        labels = {team = "b"}
+        [worker.carol]
+        command = ["python3", "bot.py"]
+        """,
+        tmp_path / "everdeck.toml",
+    )
+    alice, bob, carol = (config.workers[name] for name in ("alice", "bob", "carol"))
+    assert alice.cwd == carol.cwd == str(tmp_path)
+    assert bob.cwd == str(tmp_path / "bots")
+    assert (alice.labels, bob.labels, carol.labels) == ({"template": "bot"}, {"template": "bot", "team": "b"}, {})
+    stored = config.templates["bot"]
+    assert spec_from_template("dave", stored, {}).cwd == str(tmp_path)
+    applied_over_http = {key: value for key, value in stored.items() if key != "_file"}
+    assert spec_from_template("dave", applied_over_http, {}).cwd is None
+
+
 def test_every_problem_is_told_with_its_line_key_and_a_suggestion() -> None:
     """One look at the file mends all of it."""
     told = problems_of(

@@ -27,7 +27,7 @@ def start_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--satellite", metavar="KIND", choices=SATELLITES, help="a ready worker: " + ", ".join(SATELLITES)
     )
-    parser.add_argument("--cwd", metavar="DIR", help="working directory (default: its own data/)")
+    parser.add_argument("--cwd", metavar="DIR", help="working directory (default: this one)")
     parser.add_argument("--restart", choices=("always", "on-failure", "never"), help="default: on-failure")
     parser.add_argument("--max-crashes", type=int, metavar="N", help="crashes in five minutes before it waits for you")
     parser.add_argument("--grace", type=float, metavar="SECONDS", help="between SIGTERM and SIGKILL (default 5)")
@@ -53,8 +53,9 @@ def start_options(parser: ArgumentParser) -> None:
 def start(options: Namespace) -> int:
     """Start a worker: a new one with its command after --, or a known one by its name alone.
 
-    Its environment is clean: PATH, HOME, LANG, TZ, USER and SHELL, plus what you give. Starting one that runs
-    with the same command and options already is done; with others it is refused unless you say --replace.
+    It runs in the directory you are in now. Its environment is clean: PATH, HOME, LANG, TZ, USER and SHELL, plus
+    what you give. If it already runs with the same command and options, nothing happens; with others the start is
+    refused unless you say --replace.
     """
     own = _own_fields(options)
     command = options.command_line
@@ -74,6 +75,8 @@ def start(options: Namespace) -> int:
             status = client.document("POST", "/api/v1/workers", body, replace=int(options.replace))
         elif command or options.satellite:
             words = _satellite_command(options.satellite, command or []) if options.satellite else command
+            if not options.satellite:
+                own.setdefault("cwd", str(Path.cwd()))
             body = {"name": options.name, "spec": {"command": words, **own}}
             status = client.document("POST", "/api/v1/workers", body, replace=int(options.replace))
         elif own:

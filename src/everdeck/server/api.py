@@ -398,6 +398,7 @@ async def show_deck(request: Asked) -> DeckView:
         counts=dict(Counter(status.state for status in await deck.list())),
         last_event_id=await deck.last_event_id(),
         now=datetime.now(UTC),
+        directory=await asyncio.to_thread(applying.directory, deck.state_dir),
     )
 
 

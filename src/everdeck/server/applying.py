@@ -44,6 +44,12 @@ def remembered(state_dir: Path) -> Memory:
         raise RegistryUnavailable(f"{StateDir(state_dir).applied} cannot be read: {error}") from error
 
 
+def directory(state_dir: Path) -> str:
+    """Where the applied file stands or, without one, where the daemon was started."""
+    file = remembered(state_dir).file
+    return str(Path(file).parent if file else Path.cwd())
+
+
 def plan_for(
     current: Mapping[str, WorkerSpec], wanted: Mapping[str, WorkerSpec], from_file: frozenset[str]
 ) -> list[Change]:

@@ -142,6 +142,8 @@ class DeckView(msgspec.Struct, frozen=True):
     counts: dict[State, int]
     last_event_id: int
     now: datetime
+    # Where a command that a person types here most likely finds its files.
+    directory: str
 
 
 class TemplateView(msgspec.Struct, frozen=True):

@@ -2,7 +2,8 @@
 // is shown at that field. Nothing is checked twice here, so the rules live in one place.
 import { html, classes, useEffect, useRef, useState } from '../core/html.js';
 import { api } from '../core/api.js';
-import { learn } from '../core/deck.js';
+import { useCell } from '../core/cell.js';
+import { about, learn } from '../core/deck.js';
 import { go, link } from '../core/router.js';
 import { ask } from '../widgets/confirm.js';
 import { Field, Pairs } from '../widgets/fields.js';
@@ -11,7 +12,7 @@ import { say } from '../widgets/toast.js';
 import { split } from '../widgets/words.js';
 
 const FRESH = {
-  name: '', template: '', command: '', cwd: '', lifetime: 'adoptable', port: false, env: [], secrets: [], labels: [],
+  name: '', template: '', command: '', cwd: null, lifetime: 'adoptable', port: false, env: [], secrets: [], labels: [],
   policy: 'on-failure', max_crashes: '', window_seconds: '', backoff_seconds: '', grace_seconds: '', signal: '',
   health: 'none', health_target: '', interval_seconds: '', watchdog_seconds: '', memory_mb: '', pids: '', open_files: '', nice: '',
 };
@@ -23,6 +24,7 @@ export function AddView({ params }) {
   const [problem, setProblem] = useState(null);
   const [busy, setBusy] = useState(false);
   const element = useRef(null);
+  const place = useCell(about)?.directory || '';
   const set = (key) => (value) => setForm((before) => ({ ...before, [key]: value }));
 
   useEffect(() => {
@@ -49,7 +51,7 @@ export function AddView({ params }) {
     setBusy(true);
     setProblem(null);
     try {
-      const status = await api.add(requestOf(mode, form), replace);
+      const status = await api.add(requestOf(mode, form, place), replace);
       learn(status);
       say(`${status.name} started`);
       go(`/workers/${encodeURIComponent(status.name)}`);
@@ -92,7 +94,7 @@ export function AddView({ params }) {
             </div>` : html`
             <${Field} label="Command" name="command" value=${form.command} onInput=${set('command')} error=${errorFor('command') || (words.open ? 'A quote is not closed.' : null)} mono placeholder="python3 bot.py --user alice" spellcheck=${false} autocomplete="off"
               hint=${words.words.length ? html`Runs as ${words.words.map((word, i) => html`<code class="word" key=${i}>${word}</code>`)}` : 'The program and its arguments, quoted as in a shell. No shell is started.'} />
-            <${Field} label="Working directory" name="cwd" value=${form.cwd} onInput=${set('cwd')} error=${errorFor('cwd')} mono hint="Empty: the worker's own data directory." />`}
+            <${Field} label="Working directory" name="cwd" value=${form.cwd ?? place} onInput=${set('cwd')} error=${errorFor('cwd')} mono spellcheck=${false} autocomplete="off" hint="Where the command finds its files. Empty: the worker's own data directory." />`}
         </fieldset>
         <fieldset class="panel"><legend>Its environment</legend>
           <${Pairs} title="Variables" name="env" pairs=${form.env} onPairs=${set('env')} error=${errorFor('env')} keyLabel="Variable" />
@@ -147,13 +149,13 @@ function some(entries) {
 
 const mapping = (pairs) => (pairs.length ? Object.fromEntries(pairs.filter(([key, value]) => key || value)) : undefined);
 
-function requestOf(mode, form) {
+function requestOf(mode, form, place) {
   const env = mapping(form.env);
   if (mode === 'template') return { name: form.name.trim(), template: form.template, ...(env ? { env } : {}) };
   const secrets = mapping(form.secrets);
   const megabytes = number(form.memory_mb);
   const spec = some({
-    cwd: form.cwd.trim(), env, labels: mapping(form.labels),
+    cwd: (form.cwd ?? place).trim(), env, labels: mapping(form.labels),
     secrets: secrets && Object.fromEntries(Object.entries(secrets).map(([key, value]) => [key, { value }])),
     restart: some({ policy: form.policy === 'on-failure' ? '' : form.policy, max_crashes: number(form.max_crashes), window_seconds: number(form.window_seconds), backoff_seconds: number(form.backoff_seconds) }),
     stop: some({ signal: form.signal.trim(), grace_seconds: number(form.grace_seconds) }),

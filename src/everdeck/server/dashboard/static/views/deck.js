@@ -1,11 +1,12 @@
 // Every worker: the headline, the tide gauge, search, grouping, and the table.
-import { html, useEffect, useMemo, useRef, useState } from '../core/html.js';
+import { html, useEffect, useMemo, useRef } from '../core/html.js';
 import { useCell } from '../core/cell.js';
 import { about, loaded, readAll, workers } from '../core/deck.js';
 import { ATTENTION, countStates } from '../core/fold.js';
 import { plural, whole } from '../core/format.js';
 import { useKeys } from '../core/keys.js';
 import { link, refine } from '../core/router.js';
+import { select, selection } from '../core/selection.js';
 import { BulkBar } from '../widgets/bulk-bar.js';
 import { useStanding } from '../widgets/connection.js';
 import { Gauge } from '../widgets/gauge.js';
@@ -20,11 +21,12 @@ export function DeckView({ params }) {
   const reading = useCell(loaded);
   const standing = useStanding();
   const box = useRef(null);
-  const [selected, setSelected] = useState(() => new Set());
+  const selected = useCell(selection);
   const { q = '', state = '', sort = 'name', group = '' } = params;
   const order = params.order || (DESCENDS.has(sort) ? 'desc' : 'asc');
   const chosen = useMemo(() => new Set(state.split(',').filter(Boolean)), [state]);
 
+  useEffect(() => () => select([]), []);
   useKeys('Deck', { '/': ['Search', () => box.current?.focus()] });
 
   const all = [...rows.values()];
@@ -33,7 +35,7 @@ export function DeckView({ params }) {
   useEffect(() => { document.title = counts.failed ? `${plural(counts.failed, 'worker')} failed · Everdeck` : 'Deck · Everdeck'; }, [counts.failed]);
   const groups = grouped(sorted(filtered(all, q, chosen), sort, order), group);
   const shown = groups.reduce((n, { statuses }) => n + statuses.length, 0);
-  const picked = [...selected].filter((name) => rows.has(name));
+  const visible = new Set(selected.size ? groups.flatMap(({ statuses }) => statuses.map(({ name }) => name)) : []);
 
   const toggleState = (name) => {
     const next = new Set(chosen);
@@ -63,8 +65,8 @@ export function DeckView({ params }) {
       </header>
       ${shown === 0 ? html`<div class="state-page is-small"><h2>No worker matches</h2><p>Nothing in this deck fits the search and the filters.</p>
         <button class="button" onClick=${() => refine({ q: '', state: '' })}>Clear them</button></div>` : html`
-        <${WorkerTable} groups=${groups} sort=${sort} order=${order} onSort=${sortBy} selected=${selected} onSelected=${setSelected} />`}
-      <${BulkBar} names=${picked} onClear=${() => setSelected(new Set())} />
+        <${WorkerTable} groups=${groups} sort=${sort} order=${order} onSort=${sortBy} />`}
+      <${BulkBar} names=${[...selected]} hidden=${[...selected].filter((name) => !visible.has(name)).length} onClear=${() => select([])} />
     </div>`;
 }
 

@@ -31,9 +31,9 @@ export class WorkerRow extends Component {
     return html`
       <div role="row" class=${classes('worker-row', selected && 'is-selected', active && 'is-active')} style=${{ transform, height }}
         aria-rowindex=${index + 2} aria-selected=${selected ? 'true' : 'false'} tabindex=${tab}
-        data-worker=${status.name} data-state=${status.state} onFocus=${onActivate}>
+        data-worker=${status.name} data-state=${status.state} onFocus=${() => onActivate(status.name)}>
         <div role="gridcell" class="c-pick"><label class="pick">
-          <input type="checkbox" checked=${selected} tabindex=${tab} aria-label="Select ${status.name}" onClick=${(e) => onSelect(e.shiftKey)} />
+          <input type="checkbox" checked=${selected} tabindex=${tab} aria-label="Select ${status.name}" onClick=${(e) => onSelect(status.name, e.shiftKey)} />
         </label></div>
         <div role="gridcell" class="c-name">
           <${Phase} state=${status.state} />
@@ -53,9 +53,9 @@ export class WorkerRow extends Component {
         <div role="gridcell" class="c-exit num tone-${end.tone}">${end.text}</div>
         <div role="gridcell" class="c-line" title=${line ? plain(line) : undefined}>${status.status_text ? html`<span class="status-text">${status.status_text}</span>` : lastLine(line)}</div>
         <div role="gridcell" class="c-acts">
-          <button class="icon-button" tabindex=${tab} aria-label="${VERBS[verb].label} ${status.name}" title=${VERBS[verb].label} onClick=${() => onAct(verb)}><${Icon} name=${verb} /></button>
-          <button class="icon-button" tabindex=${tab} aria-label="Restart ${status.name}" title="Restart" disabled=${!VERBS.restart.fits(status)} onClick=${() => onAct('restart')}><${Icon} name="restart" /></button>
-          <button class="icon-button" tabindex=${tab} aria-label="Remove ${status.name}" title="Remove" onClick=${() => onAct('remove')}><${Icon} name="remove" /></button>
+          <button class="icon-button" tabindex=${tab} aria-label="${VERBS[verb].label} ${status.name}" title=${VERBS[verb].label} onClick=${() => onAct(verb, status.name)}><${Icon} name=${verb} /></button>
+          <button class="icon-button" tabindex=${tab} aria-label="Restart ${status.name}" title="Restart" disabled=${!VERBS.restart.fits(status)} onClick=${() => onAct('restart', status.name)}><${Icon} name="restart" /></button>
+          <button class="icon-button" tabindex=${tab} aria-label="Remove ${status.name}" title="Remove" onClick=${() => onAct('remove', status.name)}><${Icon} name="remove" /></button>
         </div>
       </div>`;
   }

@@ -1,10 +1,11 @@
 // The table of workers: columns, sorting by header, groups, selection, and the row the keyboard is on.
-import { html, classes, useEffect, useMemo, useRef, useState } from '../core/html.js';
+import { html, classes, useCallback, useEffect, useMemo, useRef, useState } from '../core/html.js';
 import { useCell } from '../core/cell.js';
 import { lastLines, showing, sparks } from '../core/deck.js';
 import { whole } from '../core/format.js';
 import { useKeys } from '../core/keys.js';
 import { go } from '../core/router.js';
+import { extend, select, selection, toggle } from '../core/selection.js';
 import { Icon } from './icons.js';
 import { act } from './verbs.js';
 import { reveal, Virtual } from './virtual.js';
@@ -22,9 +23,9 @@ const heightsNow = () => {
 };
 
 /** groups: [{label|null, statuses}], already filtered and sorted. */
-export function WorkerTable({ groups, sort, order, onSort, selected, onSelected }) {
+export function WorkerTable({ groups, sort, order, onSort }) {
   const frame = useRef(null);
-  const anchor = useRef(null);
+  const selected = useCell(selection);
   const [active, setActive] = useState(null);
   const [folded, setFolded] = useState(() => new Set());
   const [sizes, setSizes] = useState(heightsNow);
@@ -68,16 +69,12 @@ export function WorkerTable({ groups, sort, order, onSort, selected, onSelected 
   const focusRow = (name) => requestAnimationFrame(() => requestAnimationFrame(() => {
     frame.current?.querySelector(`[data-worker="${CSS.escape(name)}"]`)?.focus({ preventScroll: true });
   }));
-  const chosen = () => (selected.size ? names.filter((name) => selected.has(name)) : at >= 0 ? [active] : []);
-  const toggle = (name, range) => {
-    const next = new Set(selected);
-    const from = names.indexOf(anchor.current);
-    const to = names.indexOf(name);
-    if (range && from >= 0) for (const between of names.slice(Math.min(from, to), Math.max(from, to) + 1)) next.add(between);
-    else if (!next.delete(name)) next.add(name);
-    anchor.current = name;
-    onSelected(next);
-  };
+  const chosen = () => (selection.value.size ? [...selection.value] : at >= 0 ? [active] : []);
+  // A row is drawn again only when what it shows has changed, so what it calls must not grow old with it.
+  const shown = useRef(names);
+  shown.current = names;
+  const onSelect = useCallback((name, range) => (range ? extend(name, shown.current) : toggle(name)), []);
+  const onAct = useCallback((verb, name) => act(verb, [name]), []);
 
   useKeys('Deck', {
     j: ['Next worker', () => move(1)],
@@ -86,14 +83,14 @@ export function WorkerTable({ groups, sort, order, onSort, selected, onSelected 
       if (press.target.closest('a, button, input')) press.target.click();
       else if (at >= 0) go(`/workers/${encodeURIComponent(active)}`);
     }],
-    ' ': ['Select or unselect', (press) => { if (press.target.closest('button, input')) press.target.click(); else if (at >= 0) toggle(active, false); }],
+    ' ': ['Select or unselect', (press) => { if (press.target.closest('button, input')) press.target.click(); else if (at >= 0) toggle(active); }],
     s: ['Start the worker, or all selected', () => act('start', chosen())],
     x: ['Stop it', () => act('stop', chosen())],
     r: ['Restart it', () => act('restart', chosen())],
     e: ['Reset it after its breaker tripped', () => act('reset', chosen())],
     Delete: ['Remove it', () => act('remove', chosen())],
-    Escape: ['Clear the selection', () => onSelected(new Set())],
-    a: ['Select all that are shown', () => onSelected(new Set(selected.size === names.length ? [] : names))],
+    Escape: ['Clear the selection', () => select([])],
+    a: ['Select all that are shown', () => select(names.every((name) => selection.value.has(name)) ? [] : names)],
   });
 
   const arrow = (press) => {
@@ -109,7 +106,7 @@ export function WorkerTable({ groups, sort, order, onSort, selected, onSelected 
     <div class=${classes('worker-table', grouped && 'is-grouped')} role="grid" aria-label="Workers" aria-rowcount=${items.length + 1} aria-multiselectable="true" onKeyDown=${arrow}>
       <div role="rowgroup" class="table-head-group"><div role="row" class="table-head" aria-rowindex="1">
         <div role="columnheader" class="c-pick"><label class="pick"><input type="checkbox" checked=${all} indeterminate=${some && !all} aria-label="Select all shown"
-          onClick=${() => onSelected(new Set(all ? [] : names))} /></label></div>
+          onClick=${() => select(all ? [] : names)} /></label></div>
         ${COLUMNS.map(([key, title, className]) => html`
           <div role="columnheader" key=${title} class=${className} aria-sort=${key && sort === key ? (order === 'desc' ? 'descending' : 'ascending') : undefined}>
             ${key ? html`<button class="sort-button" onClick=${() => onSort(key)}>${title}<span class="sort-mark" aria-hidden="true">${sort === key ? (order === 'desc' ? '↓' : '↑') : ''}</span></button>` : title}
@@ -137,7 +134,7 @@ export function WorkerTable({ groups, sort, order, onSort, selected, onSelected 
             return html`<${WorkerRow} key=${status.name} status=${status} index=${i} transform=${transform} height=${height}
               spark=${sparkOf.get(status.name)} line=${lineOf.get(status.name)} label=${grouped ? null : status.labels?.template}
               selected=${selected.has(status.name)} active=${at >= 0 ? status.name === active : i === firstWorker}
-              onSelect=${(range) => toggle(status.name, range)} onActivate=${() => setActive(status.name)} onAct=${(verb) => act(verb, [status.name])} />`;
+              onSelect=${onSelect} onActivate=${setActive} onAct=${onAct} />`;
           }} />
       </div>
     </div>`;
