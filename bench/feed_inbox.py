@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from everdeck.feed import Dispatcher, Inbox, Record
+from everdeck.feed import Dispatcher, FeedPolicy, Inbox, Record
 
 BATCH = 100
 KEYS = 1000
@@ -32,7 +32,7 @@ async def run(path: Path, items: int) -> dict[str, object]:
     async with Inbox(path) as inbox:
         stream = inbox.stream("bench")
         await stream.begin()
-        dispatcher = Dispatcher(stream, concurrency=4 * BATCH)
+        dispatcher = Dispatcher(stream, FeedPolicy(concurrency=4 * BATCH))
         await dispatcher.open()
         started, worked = time.monotonic(), time.process_time()
         for first in range(1, items + 1, BATCH):

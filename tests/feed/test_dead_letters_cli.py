@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from everdeck.cli.feed import feed_app
-from everdeck.feed import Dispatcher, Inbox, Outbox, Record, Retry
+from everdeck.feed import Dispatcher, FeedPolicy, Inbox, Outbox, Record, Retry
 
 AT_ONCE = Retry(seconds=0.0, cap_seconds=0.0)
 
@@ -31,7 +31,7 @@ def inbox(tmp_path: Path) -> Path:
         async with Inbox(tmp_path / "bot.db") as opened:
             stream = opened.stream("telegram:1")
             await stream.begin()
-            dispatcher = Dispatcher(stream, max_attempts=1)
+            dispatcher = Dispatcher(stream, FeedPolicy(max_attempts=1))
             await dispatcher.open()
             await stream.store(
                 [Record(71, b'{"text":"[b]one[/b]"}', "7"), Record(72, b"\xff", "7"), Record(73, b"{}")], 74

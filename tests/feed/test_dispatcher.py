@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from everdeck.errors import FeedClosed, FeedError, InboxUnavailable, SpecError
-from everdeck.feed import Dispatcher, Inbox, Record, Retry, Stream, bell
+from everdeck.feed import Dispatcher, FeedPolicy, Inbox, Record, Retry, Stream, bell
 from everdeck.kernel import inotify
 
 AT_ONCE = Retry(seconds=0.0, cap_seconds=0.0)
@@ -24,7 +24,7 @@ async def opened(path: Path, **options: Any) -> AsyncIterator[tuple[Stream, Disp
     async with Inbox(path) as inbox:
         stream = inbox.stream("s")
         await stream.begin()
-        dispatcher = Dispatcher(stream, **{"retry": AT_ONCE, "on_event": told.append} | options)
+        dispatcher = Dispatcher(stream, FeedPolicy(**{"retry": AT_ONCE} | options), on_event=told.append)
         await dispatcher.open()
         try:
             yield stream, dispatcher, told
@@ -148,7 +148,7 @@ async def crash(path: Path, **options: Any) -> list[Any]:
     async with Inbox(path) as inbox:
         stream = inbox.stream("s")
         await stream.begin()
-        dispatcher = Dispatcher(stream, retry=AT_ONCE, **options)
+        dispatcher = Dispatcher(stream, FeedPolicy(retry=AT_ONCE, **options))
         await dispatcher.open()
         taken = await take(dispatcher)
         assert dispatcher._committer is not None
@@ -169,7 +169,7 @@ def test_after_two_crashes_suspects_run_alone_and_neighbours_are_not_blamed(tmp_
         async with Inbox(path) as inbox:
             stream = inbox.stream("s")
             await stream.begin()
-            dispatcher = Dispatcher(stream, retry=AT_ONCE)
+            dispatcher = Dispatcher(stream, FeedPolicy(retry=AT_ONCE))
             await dispatcher.open()
             while True:
                 taken = await take(dispatcher)
@@ -203,7 +203,7 @@ def test_each_killer_is_found_and_nobody_else(tmp_path: Path, max_attempts: int)
         async with Inbox(path) as inbox:
             stream = inbox.stream("s")
             await stream.begin()
-            dispatcher = Dispatcher(stream, concurrency=4, max_attempts=max_attempts, retry=AT_ONCE)
+            dispatcher = Dispatcher(stream, FeedPolicy(max_attempts, concurrency=4, retry=AT_ONCE))
             await dispatcher.open()
             while stream.waiting:
                 taken = await take(dispatcher)
@@ -533,10 +533,10 @@ def test_many_keys_memory_holds_numbers_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{"concurrency": 0}, {"concurrency": True}, {"max_attempts": 0}, {"delivery": "exactly-once"}]
 )
-def test_wrong_options_are_refused_by_name(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_wrong_options_are_refused_by_name(options: dict[str, Any]) -> None:
     """Before anything is written."""
     with pytest.raises(SpecError, match=next(iter(options))):
-        Dispatcher(Inbox(tmp_path / "bot.db").stream("s"), **options)
+        FeedPolicy(**options)
 
 
 def test_the_delay_doubles_up_to_the_cap() -> None:

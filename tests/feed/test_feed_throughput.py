@@ -11,7 +11,7 @@ import time
 import tracemalloc
 from pathlib import Path
 
-from everdeck.feed import Dispatcher, Inbox, Record
+from everdeck.feed import Dispatcher, FeedPolicy, Inbox, Record
 
 BATCH = 100
 
@@ -21,7 +21,7 @@ async def through(path: Path, items: int) -> float:
     async with Inbox(path) as inbox:
         stream = inbox.stream("s")
         await stream.begin()
-        dispatcher = Dispatcher(stream, concurrency=BATCH)
+        dispatcher = Dispatcher(stream, FeedPolicy(concurrency=BATCH))
         await dispatcher.open()
         started = time.process_time()
         for first in range(0, items, BATCH):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from everdeck.errors import FeedClosed, FeedError, InboxUnavailable, PollerConflict, SourceError, SpecError
-from everdeck.feed import Dispatcher, Inbox, Record, Retry, Start, Stream, consume
+from everdeck.feed import Dispatcher, FeedPolicy, Inbox, Record, Retry, Start, Stream, consume
 from support.feed_upstream import Upstream, UpstreamSource, batch_of, update
 
 DAY = 24 * 3600.0
@@ -288,7 +288,7 @@ def test_the_backlog_is_bounded(tmp_path: Path) -> None:
         async with Inbox(tmp_path / "bot.db", max_backlog=5) as inbox:
             stream = inbox.stream("s")
             await stream.begin()
-            dispatcher = Dispatcher(stream, concurrency=2)
+            dispatcher = Dispatcher(stream, FeedPolicy(concurrency=2))
             await dispatcher.open()
             await stream.store([Record(n, b"{}") for n in range(6)], 6)
             waiting = asyncio.ensure_future(stream.room())
@@ -311,7 +311,7 @@ def test_old_ids_are_forgotten_and_pages_given_back(tmp_path: Path) -> None:
         async with Inbox(tmp_path / "bot.db", remember_ids=500, clock=now) as inbox:
             stream = inbox.stream("s")
             await stream.begin()
-            dispatcher = Dispatcher(stream, concurrency=1000)
+            dispatcher = Dispatcher(stream, FeedPolicy(concurrency=1000))
             await dispatcher.open()
             for first in range(0, 10_000, 1000):
                 await stream.store([Record(n, b"x" * 1000) for n in range(first, first + 1000)], first + 1000)

@@ -14,9 +14,10 @@ in a transaction. ``Feed`` is for libraries that have handlers of their own. See
 
 from everdeck.feed.consume import Feed, consume
 from everdeck.feed.cursors import FileCursor
-from everdeck.feed.dispatcher import Dispatcher, Item, Retry
+from everdeck.feed.dispatcher import Dispatcher, Item
 from everdeck.feed.inbox import DeadLetter, Inbox, Stream
 from everdeck.feed.outbox import Message, Outbox
+from everdeck.feed.policy import FeedPolicy, Retry
 from everdeck.feed.poller_lock import PollerLock, Suspect, local_suspects
 from everdeck.feed.records import Batch, Counts, Position, Record, Source, Start, Stored
 from everdeck.feed.reporting import Reporter
@@ -29,6 +30,7 @@ __all__ = [
     "DeadLetter",
     "Dispatcher",
     "Feed",
+    "FeedPolicy",
     "FileCursor",
     "Inbox",
     "Item",

@@ -23,8 +23,9 @@ from aiogram.exceptions import TelegramConflictError
 from aiogram.methods import GetUpdates, Response, TelegramMethod
 from aiogram.types import Update
 
-from everdeck.feed.botapi import GRACE_SECONDS, Asked, Order, Polling, current_item, settled, working_on
-from everdeck.feed.dispatcher import MAX_ATTEMPTS, Item, Listener, Retry
+from everdeck.feed.botapi import Asked, Order, Polling, current_item, settled, working_on
+from everdeck.feed.dispatcher import Item, Listener
+from everdeck.feed.policy import DEFAULT, FeedPolicy, Retry
 from everdeck.feed.records import Delivery, FirstRun
 
 __all__ = ["Durable", "current_item", "durable"]
@@ -43,11 +44,11 @@ def durable(
     *,
     first_run: FirstRun = "skip",
     concurrency: int = CONCURRENCY,
-    max_attempts: int = MAX_ATTEMPTS,
+    max_attempts: int = DEFAULT.max_attempts,
     retry: Retry | None = None,
-    grace_seconds: float = GRACE_SECONDS,
+    grace_seconds: float = DEFAULT.grace_seconds,
     order: Order = "chat",
-    delivery: Delivery = "at-least-once",
+    delivery: Delivery = DEFAULT.delivery,
     on_event: Listener | None = None,
 ) -> "Durable":
     """Let this bot's polling with this dispatcher lose nothing. Call it once, before ``dp.start_polling(bot)``.
@@ -65,12 +66,8 @@ def durable(
         bot,
         path,
         first_run=first_run,
-        concurrency=concurrency,
-        max_attempts=max_attempts,
-        retry=retry,
-        grace_seconds=grace_seconds,
+        policy=FeedPolicy(max_attempts, concurrency, delivery, retry or DEFAULT.retry, grace_seconds),
         order=order,
-        delivery=delivery,
         on_event=on_event,
     )
 

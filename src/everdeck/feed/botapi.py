@@ -23,16 +23,16 @@ import msgspec
 
 from everdeck.errors import FeedClosed, PollerConflict, SourceError, SpecError
 from everdeck.feed.consume import Feed
-from everdeck.feed.dispatcher import Item, Listener, Retry
+from everdeck.feed.dispatcher import Item, Listener
 from everdeck.feed.inbox import Inbox
+from everdeck.feed.policy import FeedPolicy
 from everdeck.feed.poller_lock import PollerLock, local_suspects
-from everdeck.feed.records import Batch, Delivery, FirstRun, Position, Record
+from everdeck.feed.records import Batch, FirstRun, Position, Record
 
 Order: TypeAlias = Literal["chat", "none"]
 GetUpdates: TypeAlias = Callable[[int, int], Awaitable[Any]]
 
 # Below the five seconds that a deck, Docker's ten or systemd's ninety leave between SIGTERM and SIGKILL.
-GRACE_SECONDS: Final = 4.0
 CANCEL_SECONDS: Final = 1.0
 # Handlers that let others pass are not limited by the library; this bounds memory, and what comes again after a crash.
 MAX_BACKGROUND: Final = 1000
@@ -172,12 +172,8 @@ class Polling:
         get_updates: GetUpdates,
         is_conflict: Callable[[Exception], bool],
         first_run: FirstRun,
-        concurrency: int,
-        max_attempts: int,
-        retry: Retry | None,
-        grace_seconds: float,
+        policy: FeedPolicy,
         order: Order,
-        delivery: Delivery,
         on_event: Listener | None,
     ) -> None:
         for name, given, accepted in (("first_run", first_run, ("skip", "take")), ("order", order, ("chat", "none"))):
@@ -186,16 +182,13 @@ class Polling:
         self.token = token
         self.bot_id = _bot_id(token)
         self.path = path
-        self.grace_seconds = grace_seconds
-        self.concurrency = concurrency
+        self.policy = policy
         self._get_updates = get_updates
         self._is_conflict = is_conflict
         self._order: Order = order
         self._feed_options: dict[str, Any] = {
             "first_run": first_run,
-            "max_attempts": max_attempts,
-            "retry": retry,
-            "delivery": delivery,
+            "policy": policy,
             "on_event": on_event,
         }
         self._source: TelegramSource | None = None
@@ -230,7 +223,7 @@ class Polling:
             source = TelegramSource(self.bot_id, self._get_updates, self._is_conflict)
             source.order = self._order
             source.on_conflict = self._report_conflict
-            feed = Feed(source, inbox=Inbox(self.path), concurrency=self.concurrency, **self._feed_options)
+            feed = Feed(source, inbox=Inbox(self.path), **self._feed_options)
             await feed.open()
         except BaseException:
             lock.release()
@@ -259,7 +252,7 @@ class Polling:
                 handout.state = "returned"
                 self._busy -= 1
                 await settled(handout.item.hand_back())
-            if not await self._all_ended(self.grace_seconds):
+            if not await self._all_ended(self.policy.grace_seconds):
                 for handout in self._running():
                     handout.cancelled = True
                     if handout.task is not None:

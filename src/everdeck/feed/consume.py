@@ -23,18 +23,18 @@ from typing import Any, Final, Self, TypeAlias
 from everdeck.crashpoints import crash_point
 from everdeck.errors import FeedClosed, InboxUnavailable, SourceError, SpecError
 from everdeck.feed.cursors import FileCursor
-from everdeck.feed.dispatcher import CONCURRENCY, MAX_ATTEMPTS, Dispatcher, Item, Retry
+from everdeck.feed.dispatcher import Dispatcher, Item
 from everdeck.feed.handling import KeyOf, Listener, call, keyed, retry_after_of
 from everdeck.feed.inbox import Inbox, Stream
 from everdeck.feed.one_by_one import SOURCE_RETRY, OneByOne
+from everdeck.feed.policy import DEFAULT, FeedPolicy, Retry
 from everdeck.feed.records import Batch, Counts, Cursor, Delivery, FirstRun, Source, Start
 from everdeck.feed.reporting import Reporter, StreamReport
 from everdeck.feed.sources.polled import as_source
 
 Handler: TypeAlias = Callable[[Any], Awaitable[object] | object]
 
-# Together less than the 5 s that a deck gives by default: being killed while waiting would cost an attempt.
-GRACE_SECONDS: Final = 4.0
+# Counted against the same 5 s of the deck as FeedPolicy.grace_seconds.
 CANCEL_SECONDS: Final = 0.5
 
 log = logging.getLogger("everdeck.feed")
@@ -47,12 +47,12 @@ async def consume(
     inbox: Inbox | None = None,
     cursor: FileCursor | None = None,
     key: KeyOf | None = None,
-    concurrency: int = CONCURRENCY,
+    concurrency: int = DEFAULT.concurrency,
     first_run: FirstRun = "take",
-    delivery: Delivery = "at-least-once",
-    max_attempts: int = MAX_ATTEMPTS,
+    delivery: Delivery = DEFAULT.delivery,
+    max_attempts: int = DEFAULT.max_attempts,
     retry: Retry | None = None,
-    grace_seconds: float = GRACE_SECONDS,
+    grace_seconds: float = DEFAULT.grace_seconds,
     on_event: Listener | None = None,
     report: bool = True,
     signals: bool = True,
@@ -69,6 +69,7 @@ async def consume(
     """
     if (inbox is None) == (cursor is None):
         raise SpecError("inbox", inbox, "either inbox=Inbox(...) or cursor=FileCursor(...)")
+    policy = FeedPolicy(max_attempts, concurrency, delivery, retry or DEFAULT.retry, grace_seconds)
     stop = stop or asyncio.Event()
     with _sigterm_sets(stop) if signals else contextlib.nullcontext():
         if cursor is not None:
@@ -78,9 +79,7 @@ async def consume(
                 cursor,
                 key=key,
                 first_run=first_run,
-                delivery=delivery,
-                max_attempts=max_attempts,
-                retry=retry or Retry(),
+                policy=policy,
                 on_event=on_event,
                 report=report,
             )
@@ -91,12 +90,8 @@ async def consume(
             source,
             inbox=inbox,
             key=key,
-            concurrency=concurrency,
             first_run=first_run,
-            delivery=delivery,
-            max_attempts=max_attempts,
-            retry=retry,
-            grace_seconds=grace_seconds,
+            policy=policy,
             on_event=on_event,
             report=report,
         )
@@ -117,39 +112,28 @@ class Feed:
         *,
         inbox: Inbox,
         key: KeyOf | None = None,
-        concurrency: int = CONCURRENCY,
         first_run: FirstRun = "take",
-        delivery: Delivery = "at-least-once",
-        max_attempts: int = MAX_ATTEMPTS,
-        retry: Retry | None = None,
-        grace_seconds: float = GRACE_SECONDS,
+        policy: FeedPolicy = DEFAULT,
         on_event: Listener | None = None,
         report: bool = True,
     ) -> None:
         self.source = as_source(source)
         self.inbox = inbox
         self.stream: Stream = inbox.stream(self.source.name)
-        self.grace_seconds = grace_seconds
+        self.policy = policy
         self._key = key
         self._first_run = first_run
         self._on_event = on_event
         self._reporter = Reporter(StreamReport(self.stream)) if report else None
         if first_run == "skip" and not hasattr(self.source, "skip_history"):
             raise SpecError("first_run", first_run, f"take: the source {self.source.name!r} cannot skip its history")
-        self._dispatcher = Dispatcher(
-            self.stream,
-            concurrency=concurrency,
-            max_attempts=max_attempts,
-            delivery=delivery,
-            retry=retry,
-            on_event=self._hear,
-        )
+        self._dispatcher = Dispatcher(self.stream, policy, on_event=self._hear)
         self._pump_task: asyncio.Task[None] | None = None
 
     @property
     def concurrency(self) -> int:
         """How many items may be in flight."""
-        return self._dispatcher.concurrency
+        return self.policy.concurrency
 
     async def open(self) -> Self:
         """Open the inbox, take up what an earlier run left, and start the pump."""
@@ -190,7 +174,7 @@ class Feed:
         try:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
-            return await self._dispatcher.stop(self.grace_seconds if grace_seconds is None else grace_seconds)
+            return await self._dispatcher.stop(self.policy.grace_seconds if grace_seconds is None else grace_seconds)
         finally:
             if self._reporter is not None:
                 await self._reporter.close()
@@ -286,9 +270,9 @@ async def _work_until(stop: asyncio.Event, feed: Feed, handler: Handler) -> None
 
 async def _leave(feed: Feed, workers: "set[asyncio.Task[None]]") -> None:
     """Finish or hand back, within the grace: nothing new starts, then the handlers are cancelled, then we let go."""
-    closing = asyncio.get_running_loop().create_task(feed.close(feed.grace_seconds + CANCEL_SECONDS))
+    closing = asyncio.get_running_loop().create_task(feed.close(feed.policy.grace_seconds + CANCEL_SECONDS))
     try:
-        await asyncio.wait({closing}, timeout=feed.grace_seconds)
+        await asyncio.wait({closing}, timeout=feed.policy.grace_seconds)
     finally:
         for worker in workers:
             worker.cancel()

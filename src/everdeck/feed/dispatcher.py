@@ -21,34 +21,20 @@ from typing import Any, Final
 import msgspec
 
 from everdeck.crashpoints import crash_point
-from everdeck.errors import FeedClosed, FeedError, InboxUnavailable, SpecError
+from everdeck.errors import FeedClosed, FeedError, InboxUnavailable
 from everdeck.feed.handling import Listener as Listener  # noqa: PLC0414 - also found here by those who dispatch
 from everdeck.feed.handling import retry_after_of, tell
 from everdeck.feed.inbox import Stream
 from everdeck.feed.lanes import LaneKey, Lanes
-from everdeck.feed.records import Delivery, RecordId
+from everdeck.feed.policy import DEFAULT, FeedPolicy
+from everdeck.feed.records import RecordId
 from everdeck.feed.store import SQL, Transaction
 
-MAX_ATTEMPTS: Final = 3
-CONCURRENCY: Final = 32
 DISK_RETRY_SECONDS: Final = 1.0
 ERROR_TEXT_LENGTH: Final = 2000
 LONG_TRANSACTION_SECONDS: Final = 1.0
 
 log = logging.getLogger("everdeck.feed")
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """How long to wait before a handler that raised is tried again: doubling, between half and all of it."""
-
-    seconds: float = 1.0
-    cap_seconds: float = 60.0
-
-    def delay(self, attempt: int, chance: float) -> float:
-        """The wait after this many attempts; ``chance`` is between 0 and 1."""
-        full = min(self.cap_seconds, self.seconds * 2.0 ** min(attempt - 1, 30))
-        return full * (0.5 + chance / 2)
 
 
 class _Outcome(Enum):
@@ -217,30 +203,21 @@ class _Want:
 class Dispatcher:
     """Hands out the items of one stream and takes their outcomes.
 
-    ``take`` gives items in order per key, from as many keys at once as ``concurrency`` allows, in turns. ``events``
-    hears what a person should know (``dead-letter``, ``crashed``, ``raised-after-commit``, ``inbox-unavailable``).
+    ``take`` gives items in order per key, from as many keys at once as the policy's ``concurrency`` allows, in turns.
+    ``on_event`` hears what a person should know (``dead-letter``, ``crashed``, ``raised-after-commit``,
+    ``inbox-unavailable``).
     """
 
     def __init__(
         self,
         stream: Stream,
+        policy: FeedPolicy = DEFAULT,
         *,
-        concurrency: int = CONCURRENCY,
-        max_attempts: int = MAX_ATTEMPTS,
-        delivery: Delivery = "at-least-once",
-        retry: Retry | None = None,
         on_event: Listener | None = None,
     ) -> None:
-        for name, given in (("concurrency", concurrency), ("max_attempts", max_attempts)):
-            if type(given) is not int or given < 1:
-                raise SpecError(name, given, "a whole number, at least 1")
-        if delivery not in {"at-least-once", "at-most-once"}:
-            raise SpecError("delivery", delivery, "at-least-once | at-most-once")
         self.stream = stream
-        self.concurrency = concurrency
-        self.max_attempts = max_attempts
-        self.finishes_early = delivery == "at-most-once"
-        self._retry = retry or Retry()
+        self.policy = policy
+        self.finishes_early = policy.finishes_early
         self._on_event = on_event
         self._lanes = Lanes()
         self._in_flight: set[Item] = set()
@@ -270,13 +247,13 @@ class Dispatcher:
         async with store.transaction() as connection:
             running = connection.execute(SQL["items_running"], (number,)).fetchall()
             dead: list[Any] = []
-            if len(running) == 1 and running[0][1] >= self.max_attempts:
+            if len(running) == 1 and running[0][1] >= self.policy.max_attempts:
                 # It was alone, so it was the one.
                 ((seq, attempts),) = running
                 error = f"the process died during attempt {attempts}"
                 dead = connection.execute(SQL["item_crashed_out"], (store.clock(), error, seq)).fetchall()
             crash_point("feed.recover.blamed")
-            most = self.max_attempts - (len(running) > 1)
+            most = self.policy.max_attempts - (len(running) > 1)
             connection.execute(SQL["items_interrupted"], (most, number))
             crash_point("feed.recover.counted")
         crash_point("feed.recover.committed")
@@ -286,8 +263,8 @@ class Dispatcher:
             lane = self._lanes.add(seq, key)
             if due_at > wall:
                 # A stepped wall clock must not park an item for days.
-                self._lanes.delay(lane, now + min(due_at - wall, self._retry.cap_seconds))
-            if crashes and attempts >= self.max_attempts - 1:
+                self._lanes.delay(lane, now + min(due_at - wall, self.policy.retry.cap_seconds))
+            if crashes and attempts >= self.policy.max_attempts - 1:
                 self._lanes.suspect(seq)
         self._stop_hearing = store.bell.listen(self._hear_bell)
         if running:
@@ -302,7 +279,7 @@ class Dispatcher:
         Raises FeedClosed as soon as the dispatcher is closing.
         """
         self._check()
-        want = _Want(most or self.concurrency, asyncio.get_running_loop().create_future())
+        want = _Want(most or self.policy.concurrency, asyncio.get_running_loop().create_future())
         self._wants.append(want)
         self._wake.set()
         try:
@@ -361,11 +338,11 @@ class Dispatcher:
         elif item.acked and not self.finishes_early:
             self.tell("raised-after-commit", id=item.id, key=item.key, error=text)
             await item.done()
-        elif for_good or self.finishes_early or item.attempt >= self.max_attempts:
+        elif for_good or self.finishes_early or item.attempt >= self.policy.max_attempts:
             await item._settle(_Outcome.DEAD, text)  # noqa: SLF001 - an item and its dispatcher are one thing
         else:
             asked = None if isinstance(error, str) else retry_after_of(error)  # a 429 while answering
-            delay = self._retry.delay(item.attempt, random.random()) if asked is None else asked  # noqa: S311 - jitter
+            delay = self.policy.retry.delay(item.attempt, random.random()) if asked is None else asked  # noqa: S311 - jitter
             await item._settle(_Outcome.RETRY, text, delay)  # noqa: SLF001 - as above
 
     def step_aside(self, item: Item) -> None:
@@ -571,7 +548,7 @@ class Dispatcher:
     # --- small facts ---
 
     def _free_slots(self) -> int:
-        return self.concurrency - len(self._in_flight)
+        return self.policy.concurrency - len(self._in_flight)
 
     def _check(self) -> None:
         if self._closing or self._committer is None:

@@ -16,10 +16,10 @@ import msgspec
 from everdeck.crashpoints import crash_point
 from everdeck.errors import FeedError, SourceError, SpecError
 from everdeck.feed.cursors import FileCursor
-from everdeck.feed.dispatcher import Retry
 from everdeck.feed.handling import KeyOf, Listener, call, keyed, retry_after_of, tell
 from everdeck.feed.inbox import UPSTREAM_KEEPS_SECONDS
-from everdeck.feed.records import Batch, Counts, Cursor, Delivery, FirstRun, Position, Record, RecordId, Source
+from everdeck.feed.policy import FeedPolicy, Retry
+from everdeck.feed.records import Batch, Counts, Cursor, FirstRun, Position, Record, RecordId, Source
 from everdeck.feed.reporting import Reporter
 from everdeck.feed.store import wall_clock
 
@@ -61,9 +61,7 @@ class OneByOne:
         *,
         key: KeyOf | None,
         first_run: FirstRun,
-        delivery: Delivery,
-        max_attempts: int,
-        retry: Retry,
+        policy: FeedPolicy,
         on_event: Listener | None,
         report: bool,
     ) -> None:
@@ -74,9 +72,7 @@ class OneByOne:
         self._cursor = cursor
         self._key = key
         self._first_run = first_run
-        self._early = delivery == "at-most-once"
-        self._max_attempts = max_attempts
-        self._retry = retry
+        self._policy = policy
         self._on_event = on_event
         self._recent: OrderedDict[tuple[RecordId, bytes], None] = OrderedDict()
         self._confirmed: int | None = None
@@ -171,7 +167,7 @@ class OneByOne:
         mark = (record.id, hashlib.blake2b(record.payload, digest_size=8).digest())
         after = record.id + 1
         if mark not in self._recent:
-            if self._early:
+            if self._policy.finishes_early:
                 self._cursor.save(after)
             await self._handle(record if self._key is None else keyed(record, self._key))
             crash_point("feed.file.handled")
@@ -187,7 +183,7 @@ class OneByOne:
     async def _handle(self, record: Record) -> None:
         attempts = self._cursor.attempts_of(record.id)
         error = f"the process died during attempt {attempts}"
-        while attempts < self._max_attempts:
+        while attempts < self._policy.max_attempts:
             attempts += 1
             self._cursor.note_attempt(record.id, attempts)
             crash_point("feed.file.attempt_noted")
@@ -195,10 +191,10 @@ class OneByOne:
                 await call(self._handler, PlainItem(self._source.name, record, attempts))
             except Exception as err:  # noqa: BLE001 - the user's handler
                 error = f"{type(err).__name__}: {err}"
-                if self._early:
+                if self._policy.finishes_early:
                     break
-                if attempts < self._max_attempts:
-                    await asyncio.sleep(self._retry.delay(attempts, chance=1.0))  # noqa: TID251 - a backoff is time
+                if attempts < self._policy.max_attempts:
+                    await asyncio.sleep(self._policy.retry.delay(attempts, chance=1.0))  # noqa: TID251 - a backoff is time
             else:
                 self._done += 1
                 return

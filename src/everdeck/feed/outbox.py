@@ -22,14 +22,13 @@ import msgspec
 from everdeck.child import emit
 from everdeck.crashpoints import crash_point
 from everdeck.errors import FeedError, InboxUnavailable
-from everdeck.feed.dispatcher import ERROR_TEXT_LENGTH, Retry
+from everdeck.feed.dispatcher import ERROR_TEXT_LENGTH
 from everdeck.feed.handling import Listener, call, retry_after_of, tell
 from everdeck.feed.inbox import Inbox
 from everdeck.feed.lanes import LaneKey, Lanes
+from everdeck.feed.policy import OUTBOX, FeedPolicy, Retry
 from everdeck.feed.store import SQL, Transaction
 
-MAX_ATTEMPTS: Final = 8
-CONCURRENCY: Final = 8
 DISK_RETRY_SECONDS: Final = 1.0
 LONGEST_WAIT_SECONDS: Final = 24 * 3600.0
 
@@ -71,14 +70,13 @@ class Outbox:
         inbox: Inbox,
         name: str = "replies",
         *,
-        max_attempts: int = MAX_ATTEMPTS,
+        max_attempts: int = OUTBOX.max_attempts,
         retry: Retry | None = None,
         on_event: Listener | None = None,
     ) -> None:
         self.inbox = inbox
         self.name = name
-        self._max_attempts = max_attempts
-        self._retry = retry or Retry()
+        self._policy = FeedPolicy(max_attempts, retry=retry or OUTBOX.retry)
         self._on_event = on_event
         self._lanes = Lanes()
         self._loaded = False
@@ -101,7 +99,7 @@ class Outbox:
             return self.put(db, value, key=key)
 
     async def run(
-        self, send: Callable[[Message], Awaitable[object] | object], *, concurrency: int = CONCURRENCY
+        self, send: Callable[[Message], Awaitable[object] | object], *, concurrency: int = OUTBOX.concurrency
     ) -> None:
         """Send what was promised, until cancelled. ``send(message)`` returns when it was sent and raises otherwise."""
         if self._loaded:
@@ -234,14 +232,14 @@ class Outbox:
         store = self.inbox.store
         error = f"{type(err).__name__}: {err}"[:ERROR_TEXT_LENGTH]
         asked = retry_after_of(err)
-        if asked is None and message.attempt >= self._max_attempts:
+        if asked is None and message.attempt >= self._policy.max_attempts:
             async with store.transaction() as connection:
                 connection.execute(SQL["outbox_dead"], (error, store.clock(), message.number))
             facts = {"number": message.number, "key": message.key, "attempts": message.attempt, "error": error}
             self._tell("unsent", **facts)
             return None
         # Being asked to wait is not the message's fault, so it costs no attempt.
-        delay = asked if asked is not None else self._retry.delay(message.attempt, random.random())  # noqa: S311 - jitter
+        delay = asked if asked is not None else self._policy.retry.delay(message.attempt, random.random())  # noqa: S311 - jitter
         async with store.transaction() as connection:
             given_back = int(asked is not None)
             connection.execute(SQL["outbox_retry"], (store.clock() + delay, error, given_back, message.number))

@@ -23,8 +23,9 @@ from telegram import Update
 from telegram.error import Conflict
 from telegram.ext import Application, BaseUpdateProcessor, ExtBot, PicklePersistence, Updater
 
-from everdeck.feed.botapi import GRACE_SECONDS, Asked, Handout, Order, Polling, current_item, settled, working_on
-from everdeck.feed.dispatcher import MAX_ATTEMPTS, Item, Listener, Retry
+from everdeck.feed.botapi import Asked, Handout, Order, Polling, current_item, settled, working_on
+from everdeck.feed.dispatcher import Item, Listener
+from everdeck.feed.policy import DEFAULT, FeedPolicy, Retry
 from everdeck.feed.records import Delivery, FirstRun
 
 __all__ = ["current_item", "durable_application"]
@@ -41,11 +42,11 @@ def durable_application(
     path: str | PathLike[str],
     *,
     first_run: FirstRun = "skip",
-    max_attempts: int = MAX_ATTEMPTS,
+    max_attempts: int = DEFAULT.max_attempts,
     retry: Retry | None = None,
-    grace_seconds: float = GRACE_SECONDS,
+    grace_seconds: float = DEFAULT.grace_seconds,
     order: Order = "chat",
-    delivery: Delivery = "at-least-once",
+    delivery: Delivery = DEFAULT.delivery,
     persist_before_ack: bool = True,
     on_event: Listener | None = None,
 ) -> "Application[Any, Any, Any, Any, Any, Any]":
@@ -71,12 +72,8 @@ def durable_application(
         persist_before_ack=persist_before_ack,
         path=path,
         first_run=first_run,
-        concurrency=app.concurrent_updates,
-        max_attempts=max_attempts,
-        retry=retry,
-        grace_seconds=grace_seconds,
+        policy=FeedPolicy(max_attempts, app.concurrent_updates, delivery, retry or DEFAULT.retry, grace_seconds),
         order=order,
-        delivery=delivery,
         on_event=on_event,
     )
     app.updater = DurableUpdater(durable, app.update_queue)
