@@ -10,15 +10,16 @@ A ``ping`` is sent at once and every ten seconds, so that a page notices a dead 
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
 from everdeck.deck import AsyncDeck
-from everdeck.errors import ResourceExhausted
+from everdeck.errors import DeckClosed, EverdeckError, ResourceExhausted
 from everdeck.logs.reader import Follower
 from everdeck.model import Event, EventKind
 
@@ -27,7 +28,9 @@ RING: Final = 2048
 BATCH: Final = 500
 # One inotify instance each, of which a user often has 128 in all (fs.inotify.max_user_instances).
 MOST_LOG_STREAMS: Final = 64
+READ_AGAIN_SECONDS: Final = 1.0
 _PING: Final = b"event: ping\ndata: {}\n\n"
+_log: Final = logging.getLogger("everdeck.server")
 
 
 class _Kept(NamedTuple):
@@ -38,19 +41,23 @@ class _Kept(NamedTuple):
 
 
 class EventFan:
-    """One subscription to the deck that any number of streams read from."""
+    """One reader of the deck's events that any number of streams read from.
+
+    It is a task in the deck's own loop: what is committed there wakes it in the same turn. A callback from another
+    thread would complete a future without waking the loop, and an idle loop would sleep on, up to the next ping.
+    """
 
     def __init__(self, deck: AsyncDeck) -> None:
         self._deck = deck
         self._ring: deque[_Kept] = deque(maxlen=RING)
         self._news: asyncio.Future[None] | None = None
         self._closed = False
-        self._unsubscribe: Callable[[], None] = deck.on_event(self._take)
+        self._reading = asyncio.ensure_future(self._read())
 
     def close(self) -> None:
         """End every stream."""
         self._closed = True
-        self._unsubscribe()
+        self._reading.cancel()
         self._wake()
 
     async def stream(
@@ -60,6 +67,7 @@ class EventFan:
         yield _PING
         cursor = await self._deck.last_event_id() if after is None else after
         while not self._closed:
+            news = self._next_news()  # before the look, so that what comes during it is not slept through
             batch = await self._after(cursor)
             if batch:
                 cursor = batch[-1].id
@@ -67,8 +75,24 @@ class EventFan:
                 if wanted:
                     yield wanted
                 continue
-            if not await self._more(PING_SECONDS):
+            done, _ = await asyncio.wait((news,), timeout=PING_SECONDS)
+            if not done:
                 yield _PING
+
+    async def _read(self) -> None:
+        last: int | None = None
+        while not self._closed:
+            try:
+                async for event in self._deck.follow(last):
+                    last = event.id
+                    self._take(event)
+            except DeckClosed:
+                return
+            except EverdeckError as error:
+                _log.warning("events could not be read: %s; trying again in %g s", error, READ_AGAIN_SECONDS)
+                await asyncio.wait((self._next_news(),), timeout=READ_AGAIN_SECONDS)
+            else:
+                return  # the deck was closed
 
     def _take(self, event: Event) -> None:
         if self._ring and event.id != self._ring[-1].id + 1:
@@ -81,13 +105,11 @@ class EventFan:
             self._news.set_result(None)
         self._news = None
 
-    async def _more(self, seconds: float) -> bool:
-        if self._closed:
-            return True
+    def _next_news(self) -> asyncio.Future[None]:
+        """Done as soon as there is an event more than now, or when everything ends."""
         if self._news is None:
             self._news = asyncio.get_running_loop().create_future()
-        done, _ = await asyncio.wait((self._news,), timeout=seconds)
-        return bool(done)
+        return self._news
 
     async def _after(self, cursor: int) -> list[_Kept]:
         ring = self._ring
