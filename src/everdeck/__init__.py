@@ -38,6 +38,11 @@ _HOME = {
     "WorkerFailed": "everdeck.errors",
     "DeckOwned": "everdeck.errors",
     "DeckClosed": "everdeck.errors",
+    "Unsupported": "everdeck.errors",
+    "Abilities": "everdeck.verbs",
+    "Inspection": "everdeck.verbs",
+    "Member": "everdeck.verbs",
+    "Verbs": "everdeck.verbs",
 }
 
 if TYPE_CHECKING:
@@ -53,6 +58,7 @@ if TYPE_CHECKING:
         StopFailed as StopFailed,
         EverdeckError as EverdeckError,
         UnknownWorker as UnknownWorker,
+        Unsupported as Unsupported,
         WorkerFailed as WorkerFailed,
     )
     from everdeck.model import (
@@ -71,6 +77,12 @@ if TYPE_CHECKING:
         UnknownExit as UnknownExit,
         WorkerSpec as WorkerSpec,
         WorkerStatus as WorkerStatus,
+    )
+    from everdeck.verbs import (
+        Abilities as Abilities,
+        Inspection as Inspection,
+        Member as Member,
+        Verbs as Verbs,
     )
 
 __all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604 - the names are the table above, written once

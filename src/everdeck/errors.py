@@ -12,6 +12,7 @@
     ├── WorkerFailed            its breaker has tripped; a person has to look, then reset
     ├── LockConflict            somebody else holds the worker's lock; a second copy was not started
     ├── PortUnavailable         no free port could be given to the worker
+    ├── Unsupported             this kind of deck cannot keep the verb; the reason says what can
     ├── StopFailed              parts of the tree survived SIGKILL (D state, or not ours to signal)
     ├── DeckError               the deck as a whole cannot do it
     │   ├── DeckOwned           another process owns this state directory
@@ -126,6 +127,15 @@ class StopFailed(EverdeckError):
         self.worker = worker
         self.survivors = survivors
         super().__init__(f"worker {worker!r}: still alive after SIGKILL: {survivors or 'unknown holders'}: {why}")
+
+
+class Unsupported(EverdeckError):
+    """This kind of deck cannot keep the verb; ``abilities`` says so beforehand."""
+
+    def __init__(self, verb: str, reason: str) -> None:
+        self.verb = verb
+        self.reason = reason
+        super().__init__(f"{verb} is not possible here: {reason}")
 
 
 class DeckError(EverdeckError):

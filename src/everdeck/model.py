@@ -386,6 +386,26 @@ class Event(msgspec.Struct, frozen=True):
     detail: dict[str, Any] = {}
 
 
+class Layer(msgspec.Struct, frozen=True):
+    """One of the four layers, for one worker: does it hold here, how strongly, and why."""
+
+    layer: str
+    holds: bool
+    strength: str
+    why: str
+
+
+class ProcessInfo(msgspec.Struct, frozen=True):
+    """One process of a worker's tree, for people."""
+
+    pid: int
+    ppid: int
+    name: str
+    command: str
+    state: str
+    rss_bytes: int
+
+
 # --- validation, in the order it is called ----------------------------------------------------------------------
 
 

@@ -20,9 +20,10 @@ import os
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from msgspec.structs import replace
 
@@ -37,7 +38,7 @@ from everdeck.deck.healing import Healing
 from everdeck.deck.health import HealthKeeper
 from everdeck.deck.hearing import Hearing
 from everdeck.deck.home import DeckHome, Inherited
-from everdeck.deck.observe import Layer, layers_of, status_of
+from everdeck.deck.observe import layers_of, status_of
 from everdeck.deck.parts import Parts
 from everdeck.deck.recovery import Recovery
 from everdeck.deck.starting import Order, Starting
@@ -55,19 +56,26 @@ from everdeck.errors import (
 from everdeck.kernel import containment, flock
 from everdeck.kernel import identity as ids
 from everdeck.kernel.notify import NotifySocket
-from everdeck.kernel.usage import ProcessInfo, describe
+from everdeck.kernel.usage import describe
 from everdeck.logs import keeper as deck_logs
-from everdeck.model import Event, EventKind, State, WorkerName, WorkerSpec, WorkerStatus, worker_name
+from everdeck.model import (
+    Event,
+    EventKind,
+    Layer,
+    ProcessInfo,
+    State,
+    WorkerName,
+    WorkerSpec,
+    WorkerStatus,
+    worker_name,
+)
 from everdeck.registry import Record, Registry
 from everdeck.registry.store import encoded_spec
+from everdeck.verbs import Abilities, Inspection, Member, Run, Verbs, Workers
 
 _log: Final = logging.getLogger("everdeck.deck")
 
 _Answer = TypeVar("_Answer")
-
-_Run: TypeAlias = Sequence[str | PurePath] | WorkerSpec | None
-Workers: TypeAlias = Mapping[str, _Run] | Mapping[int, _Run] | Mapping[str | int, _Run]
-"""What :meth:`AsyncDeck.start_many` takes; spelled out, because a mapping's type is strict about its keys."""
 
 _GROUP: Final = 64  # starts that share the commit of their intents
 
@@ -510,9 +518,28 @@ class AsyncDeck:
         shift = self._clock.wall() - self._clock.boottime()
         return [time + shift for time in record.crash_times]
 
-    async def logs(self, name: str | int, lines: int = 20) -> builtins.list[str]:
+    async def inspect(self, name: str | int) -> Inspection:
+        """Everything about one worker."""
+        crashes = [datetime.fromtimestamp(at, UTC) for at in await self.crash_times(name)]
+        return Inspection(
+            await self.status(name), await self.spec(name), await self.layers(name), await self.tree(name), crashes
+        )
+
+    async def logs(
+        self,
+        name: str | int,
+        lines: int | None = 20,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        grep: str | None = None,
+    ) -> builtins.list[str]:
         """The last lines of a worker's log, across rotations."""
-        return await deck_logs.read(self.log_dir(name), lines=lines)
+        return await deck_logs.read(self.log_dir(name), lines=lines, since=since, until=until, grep=grep)
+
+    def follow_logs(self, name: str | int, lines: int = 0, *, grep: str | None = None) -> AsyncIterator[str]:
+        """The last lines of a worker's log, then each new one as it is written."""
+        return deck_logs.follow(self.log_dir(name), lines=lines, grep=grep)
 
     def log_dir(self, name: str | int) -> Path:
         """Where a worker's log files are."""
@@ -566,9 +593,18 @@ class AsyncDeck:
         bound = worker.record.spec.lifetime == "bound"
         return layers_of(worker, bound, guardian_pid=parts.guardian.pid, layers=self._layers)
 
+    async def abilities(self) -> Abilities:
+        """An owner keeps every verb."""
+        return Abilities("owner", str(self.state_dir))
+
+    async def members(self) -> builtins.list[Member]:
+        """Who has the deck open: this process owns it."""
+        self._parts()
+        return [Member(self.owner_pid, os.getuid(), ids.command_line(self.owner_pid), owner=True)]
+
     # --- starting, as a verb ------------------------------------------------------------------------------------
 
-    def _checked_spec(self, field: str, command: _Run, fields: Mapping[str, Any]) -> WorkerSpec | None:
+    def _checked_spec(self, field: str, command: Run, fields: Mapping[str, Any]) -> WorkerSpec | None:
         """What the caller typed, refused before anything is written if it cannot be had; None: the worker as known."""
         if command is None:
             if fields:
@@ -713,3 +749,9 @@ def _forget_decks_in_forked_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_decks_in_forked_child)
+
+
+if TYPE_CHECKING:  # mypy proves that the deck keeps the contract
+
+    def _keeps_the_contract(deck: AsyncDeck) -> Verbs:
+        return deck

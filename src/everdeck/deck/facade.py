@@ -10,16 +10,16 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from datetime import datetime
 from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from everdeck.clock import Clock
-from everdeck.deck.deck import ALL_LAYERS, AsyncDeck, Workers
-from everdeck.deck.observe import Layer
+from everdeck.deck.deck import ALL_LAYERS, AsyncDeck
 from everdeck.errors import DeckClosed
-from everdeck.kernel.usage import ProcessInfo
-from everdeck.model import Event, WorkerSpec, WorkerStatus
+from everdeck.model import Event, Layer, ProcessInfo, WorkerSpec, WorkerStatus
+from everdeck.verbs import Abilities, Inspection, Member, Workers
 
 _Answer = TypeVar("_Answer")
 
@@ -125,9 +125,21 @@ class Deck:
         """As :meth:`AsyncDeck.spec`."""
         return self._call(self._deck.spec(name))
 
-    def logs(self, name: str | int, lines: int = 20) -> builtins.list[str]:
+    def inspect(self, name: str | int) -> Inspection:
+        """As :meth:`AsyncDeck.inspect`."""
+        return self._call(self._deck.inspect(name))
+
+    def logs(
+        self,
+        name: str | int,
+        lines: int | None = 20,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        grep: str | None = None,
+    ) -> builtins.list[str]:
         """As :meth:`AsyncDeck.logs`."""
-        return self._call(self._deck.logs(name, lines))
+        return self._call(self._deck.logs(name, lines, since=since, until=until, grep=grep))
 
     def events(self, after: int = 0, limit: int | None = None, worker: str | None = None) -> builtins.list[Event]:
         """As :meth:`AsyncDeck.events`."""
@@ -156,6 +168,14 @@ class Deck:
     def layers(self, name: str | int) -> builtins.list[Layer]:
         """As :meth:`AsyncDeck.layers`."""
         return self._call(self._deck.layers(name))
+
+    def abilities(self) -> Abilities:
+        """As :meth:`AsyncDeck.abilities`."""
+        return self._call(self._deck.abilities())
+
+    def members(self) -> builtins.list[Member]:
+        """As :meth:`AsyncDeck.members`."""
+        return self._call(self._deck.members())
 
     def close(self) -> None:
         """As :meth:`AsyncDeck.close`; harmless when it is closed already, or in a forked copy."""

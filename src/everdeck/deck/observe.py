@@ -3,26 +3,15 @@
 from datetime import UTC, datetime
 from typing import Final
 
-import msgspec
-
 from everdeck.clock import Clock
 from everdeck.deck.worker import Worker
 from everdeck.kernel import containment
 from everdeck.kernel import identity as ids
 from everdeck.kernel.usage import Usage, usage_of
-from everdeck.model import Containment, State, WorkerStatus
+from everdeck.model import Containment, Layer, State, WorkerStatus
 from everdeck.registry import Record
 
 _SHORTEST_SAMPLE_SECONDS: Final = 0.1
-
-
-class Layer(msgspec.Struct, frozen=True):
-    """One of the four layers, for one worker: does it hold here, how strongly, and why."""
-
-    layer: str
-    holds: bool
-    strength: str
-    why: str
 
 
 def status_of(worker: Worker, clock: Clock, health: str | None, *, fresh: bool = False) -> WorkerStatus:

@@ -10,6 +10,7 @@ from typing import Final
 
 from everdeck.errors import KernelError
 from everdeck.kernel import identity as ids
+from everdeck.model import ProcessInfo
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -19,18 +20,6 @@ class Usage:
     """The sum over some processes."""
 
     cpu_seconds: float
-    rss_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessInfo:
-    """One process of a tree, for people."""
-
-    pid: int
-    ppid: int
-    name: str
-    command: str
-    state: str
     rss_bytes: int
 
 

@@ -1,0 +1,254 @@
+"""The contract that every deck keeps: its verbs, what they answer, and which errors they may raise.
+
+There is one contract and several decks that keep it: the owner of a state directory, a member that asks the owner,
+somebody's daemon over HTTP, a namespace of a cluster. :class:`Verbs` is that contract as a type, and ``tests/contract``
+holds every deck to it. A deck that cannot keep a verb raises :class:`everdeck.errors.Unsupported` with the reason, and
+:meth:`Verbs.abilities` says so beforehand.
+
+Every verb may raise :class:`DeckClosed` after closing, :class:`NameRefused` for a name that no worker can have, and
+:class:`RegistryUnavailable` when the disk is full or read-only; the docstrings name the other errors of each. A deck
+that is reached over a wire may also raise :class:`ClientError` when nobody answers. Whichever way an error travels,
+it arrives as the class it was raised as, with the same fields.
+
+A verb that acts is carried to its end once it has begun, though its caller may be cancelled, die or hang up.
+
+:class:`Caller` is who asks. The ends of wires set it for the time of one request (:func:`asked_by`), and whoever
+records what a request caused reads it (:func:`current_caller`).
+"""
+
+import builtins
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from datetime import datetime
+from pathlib import PurePath
+from typing import Any, Literal, Protocol, TypeAlias
+
+import msgspec
+
+from everdeck.model import Event, Layer, ProcessInfo, WorkerSpec, WorkerStatus
+
+Name: TypeAlias = str | int
+"""A worker's name as people type it: a user id may be a number."""
+
+Run: TypeAlias = Sequence[str | PurePath] | WorkerSpec | None
+"""What to run: a command, a whole spec, or None for the worker as it is known."""
+
+Workers: TypeAlias = Mapping[str, Run] | Mapping[int, Run] | Mapping[str | int, Run]
+"""What :meth:`Verbs.start_many` takes; spelled out, because a mapping's type is strict about its keys."""
+
+Started: TypeAlias = Callable[[str, WorkerStatus | Exception], None]
+"""Hears of each worker of :meth:`Verbs.start_many` as it is started or refused."""
+
+Stopped: TypeAlias = Callable[[WorkerStatus], None]
+"""Hears of each worker of :meth:`Verbs.stop_many` that is gone."""
+
+Kind: TypeAlias = Literal["owner", "member", "remote", "cluster"]
+
+
+# --- who asks ---------------------------------------------------------------------------------------------------
+
+
+class Caller(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who asked for something: uid and pid over a socket of this machine, token and address over TCP."""
+
+    uid: int | None = None
+    pid: int | None = None
+    token: str | None = None
+    address: str | None = None
+
+    def __str__(self) -> str:
+        if self.token is not None or self.address is not None:
+            return f"token {self.token} from {self.address}"
+        return f"uid {self.uid}, pid {self.pid}"
+
+
+_caller: ContextVar[Caller | None] = ContextVar("everdeck_caller", default=None)
+
+
+def current_caller() -> Caller | None:
+    """Who asked for what is being done now; None if it is our own idea or the program's that holds the deck."""
+    return _caller.get()
+
+
+@contextlib.contextmanager
+def asked_by(caller: Caller | None) -> Iterator[None]:
+    """Within this, and in every task started in it, ``caller`` is who asked."""
+    before = _caller.set(caller)
+    try:
+        yield
+    finally:
+        _caller.reset(before)
+
+
+# --- what verbs answer, beside the values of everdeck.model -----------------------------------------------------
+
+
+class Inspection(msgspec.Struct, frozen=True):
+    """Everything about one worker: as it is, what it runs, what protects it, its processes, when it crashed."""
+
+    status: WorkerStatus
+    spec: WorkerSpec
+    layers: list[Layer]
+    tree: list[ProcessInfo]
+    crash_times: list[datetime]
+
+
+class Abilities(msgspec.Struct, frozen=True):
+    """What a deck can do: which kind it is, where, and the verbs it cannot keep, each with the reason."""
+
+    kind: Kind
+    where: str
+    unsupported: dict[str, str] = {}
+
+    def can(self, verb: str) -> bool:
+        """Does it keep this verb?"""
+        return verb not in self.unsupported
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One process that has the deck open."""
+
+    pid: int
+    uid: int
+    program: str
+    owner: bool = False
+    since: datetime | None = None
+
+
+# --- the contract -----------------------------------------------------------------------------------------------
+
+
+class Verbs(Protocol):
+    """What can be asked of any deck."""
+
+    async def start(self, name: Name, command: Run = None, *, replace: bool = False, **fields: Any) -> WorkerStatus:
+        """Start a worker; return when its program has been exec'ed and recorded.
+
+        Without a command a known worker is started again. A running worker with the same spec is left alone.
+
+        Raises:
+            SpecError: what was asked for is not valid; nothing was written.
+            LimitUnavailable: a limit was asked for that this machine cannot enforce.
+            SpecChanged: it runs with another spec, and ``replace`` is false.
+            UnknownWorker: no command was given and nobody of that name is known.
+            WorkerFailed: its breaker has tripped.
+            LockConflict: somebody else holds its lock.
+            PortUnavailable: it has no free port.
+            SpawnFailed: its program cannot be executed.
+            ResourceExhausted: out of descriptors, processes or memory.
+            StopFailed: it was to be replaced, and parts of it survived SIGKILL.
+        """
+
+    async def start_many(
+        self, workers: Workers, *, replace: bool = False, progress: Started | None = None, **fields: Any
+    ) -> builtins.list[WorkerStatus]:
+        """Start many: what :meth:`start` promises for each, at a lower price, because they share their commits.
+
+        ``workers`` maps names to commands or specs (None: the worker as it is known); ``fields`` are for all of them.
+        Everything is checked before anything is started. A worker that cannot be started does not keep the others
+        from it: ``progress`` hears of each as it is started or refused.
+
+        Raises:
+            SpecError: one of them is not valid; none was started.
+            ExceptionGroup: the refusals of single workers, together; the others run.
+        """
+
+    async def stop(self, name: Name) -> WorkerStatus:
+        """Stop a worker; return when its whole tree is proven gone.
+
+        Raises:
+            UnknownWorker: nobody of that name is known.
+            StopFailed: parts of its tree survived SIGKILL.
+        """
+
+    async def stop_many(self, names: Iterable[Name], progress: Stopped | None = None) -> builtins.list[WorkerStatus]:
+        """Stop many at once; ``progress`` hears of each one that is gone. Raises as :meth:`stop`."""
+
+    async def stop_all(self) -> builtins.list[WorkerStatus]:
+        """Stop every worker of the deck. Raises as :meth:`stop`."""
+
+    async def restart(self, name: Name) -> WorkerStatus:
+        """Stop a worker and start it again with the spec it has. Raises as :meth:`stop` and :meth:`start`."""
+
+    async def reset(self, name: Name) -> WorkerStatus:
+        """Forget a worker's crashes; if it should run and does not, start it now. Raises as :meth:`start`."""
+
+    async def remove(self, name: Name) -> None:
+        """Stop a worker and remove its record, log, data and secrets. Raises as :meth:`stop`."""
+
+    async def adopt(self, name: Name, pid: int, **fields: Any) -> WorkerStatus:
+        """Take over a process that somebody else started, without stopping it.
+
+        Raises:
+            SpecError: the pid is not of a running process that can be taken over, or a field is not valid.
+            SpecChanged: a worker of that name is running already.
+            LockConflict: somebody else holds the worker's lock.
+            NotPermitted: the process is not ours to inspect.
+            Unsupported: this deck has no processes of its own.
+        """
+
+    async def reconcile(self) -> None:
+        """Compare every worker with the kernel now and act on differences; rarely needed, deaths are heard at once."""
+
+    async def status(self, name: Name) -> WorkerStatus:
+        """One worker as it is now.
+
+        Raises:
+            UnknownWorker: nobody of that name is known.
+        """
+
+    async def list(self) -> builtins.list[WorkerStatus]:
+        """Every worker as it is now, by name."""
+
+    async def inspect(self, name: Name) -> Inspection:
+        """Everything about one worker. Raises as :meth:`status`."""
+
+    async def spec(self, name: Name) -> WorkerSpec:
+        """What a worker runs; the values of its secrets are None. Raises as :meth:`status`."""
+
+    async def tree(self, name: Name) -> builtins.list[ProcessInfo]:
+        """Every process of a worker's tree. Raises as :meth:`status`."""
+
+    async def layers(self, name: Name) -> builtins.list[Layer]:
+        """Which of the four layers protect a worker here, and how strongly. Raises as :meth:`status`."""
+
+    async def logs(
+        self,
+        name: Name,
+        lines: int | None = 20,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        grep: str | None = None,
+    ) -> builtins.list[str]:
+        """The last lines of a worker's log (None: all of them), across rotations.
+
+        Raises:
+            UnknownWorker: nobody of that name is known.
+            SpecError: ``grep`` is not a pattern.
+        """
+
+    def follow_logs(self, name: Name, lines: int = 0, *, grep: str | None = None) -> AsyncIterator[str]:
+        """The last lines of a worker's log, then each new one as it is written. Raises as :meth:`logs`."""
+
+    async def events(self, after: int = 0, limit: int | None = None, worker: str | None = None) -> builtins.list[Event]:
+        """What happened after an event id, oldest first; durable, so it can be replayed."""
+
+    async def last_event_id(self) -> int:
+        """The id of the newest event, 0 if nothing ever happened."""
+
+    def follow(self, after: int | None = None) -> AsyncIterator[Event]:
+        """Each event after an id (None: from now on), then each new one as it happens: in order, each once."""
+
+    def on_event(self, callback: Callable[[Event], Any]) -> Callable[[], None]:
+        """Call back for each event from now on; returns what unsubscribes.
+
+        The callback may be slow or raise: it harms nobody else, and is told nothing twice.
+        """
+
+    async def abilities(self) -> Abilities:
+        """What this deck can do, and which verbs it cannot keep."""
+
+    async def members(self) -> builtins.list[Member]:
+        """Every process that has the deck open, its owner first."""
