@@ -20,6 +20,11 @@ _HOME = {
     "Killed": "everdeck.model",
     "Limits": "everdeck.model",
     "Log": "everdeck.model",
+    "Attachment": "everdeck.messages",
+    "Message": "everdeck.messages",
+    "Outgoing": "everdeck.messages",
+    "Satellite": "everdeck.satellites",
+    "SatelliteSpec": "everdeck.model",
     "Restart": "everdeck.model",
     "Secret": "everdeck.model",
     "State": "everdeck.model",
@@ -61,6 +66,8 @@ if TYPE_CHECKING:
         Unsupported as Unsupported,
         WorkerFailed as WorkerFailed,
     )
+    from everdeck.messages import Attachment as Attachment, Message as Message, Outgoing as Outgoing
+    from everdeck.satellites import Satellite as Satellite
     from everdeck.model import (
         Containment as Containment,
         Event as Event,
@@ -71,6 +78,7 @@ if TYPE_CHECKING:
         Limits as Limits,
         Log as Log,
         Restart as Restart,
+        SatelliteSpec as SatelliteSpec,
         Secret as Secret,
         State as State,
         Stop as Stop,

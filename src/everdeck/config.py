@@ -22,7 +22,19 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from everdeck.errors import ConfigRefused, NameRefused, SpecError
-from everdeck.model import Health, Lifetime, Limits, Log, Restart, Secret, Stop, WorkerSpec, worker_name
+from everdeck.model import (
+    Health,
+    Lifetime,
+    Limits,
+    Log,
+    Restart,
+    SatelliteSpec,
+    Secret,
+    Stop,
+    WorkerSpec,
+    worker_name,
+)
+from everdeck.satellites import completed, option_schemas
 
 SCHEMA_ID: Final = "everdeck.schema.json"
 DEFAULT_FILE: Final = "everdeck.toml"
@@ -63,6 +75,20 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group: Annotated[str, Meta(description="Run as this group.")] | UnsetType = UNSET
     umask: Annotated[int, Meta(description="File mode mask, such as 0o077.")] | UnsetType = UNSET
     labels: Annotated[dict[str, str], Meta(description="Free words to filter by.")] | UnsetType = UNSET
+    satellite: (
+        Annotated[
+            str | dict[str, Any],
+            Meta(description="The kind of a satellite, or a table with kind and its options; instead of command."),
+        ]
+        | UnsetType
+    ) = UNSET
+    to: (
+        Annotated[
+            str | tuple[str, ...],
+            Meta(description="Where a satellite's messages go: a URL, module:function, a command. Else to the host."),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class TemplateTable(_Table, frozen=True, forbid_unknown_fields=True):
@@ -131,6 +157,15 @@ def json_schema() -> dict[str, Any]:
     schema = msgspec.json.schema(ConfigTable)
     names = {"pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._\-@:+]{1,128}$"}
     schema["$defs"]["ConfigTable"]["properties"]["worker"]["propertyNames"] = names
+    tables = {
+        name: {**_options_schema(options), "title": f"satellite {name}"} for name, options in option_schemas().items()
+    }
+    for name, table in tables.items():
+        table["properties"] = {"kind": {"const": name}, "to": {"type": ["string", "array"]}, **table["properties"]}
+        table["required"] = ["kind", *table.get("required", [])]
+    for kind in ("TemplateTable", "WorkerTable"):
+        asked = schema["$defs"][kind]["properties"]["satellite"]
+        asked["anyOf"] = [{"enum": list(tables)}, *tables.values()]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": SCHEMA_ID,
@@ -154,6 +189,12 @@ def spec_from_template(name: str, template: Mapping[str, Any], own: Mapping[str,
         if isinstance(error.__cause__, SpecError):
             raise error.__cause__ from None
         raise SpecError(f"worker {name!r}", _path_of(error) or "template", _said(error)) from None
+
+
+def _options_schema(whole: dict[str, Any]) -> dict[str, Any]:
+    """The one table that a schema of options is about."""
+    (table,) = whole["$defs"].values()
+    return dict(table)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -295,13 +336,17 @@ class _Reader:
 
 
 def _spec(table: _Table, base: Path | None) -> WorkerSpec:
-    if table.command is UNSET:
+    if table.command is UNSET and table.satellite is UNSET:
         raise SpecError("command", "nothing", "a list of texts: the program and its arguments")
     fields = {
         key: value
         for key in WorkerSpec.__struct_fields__
-        if (value := getattr(table, key)) is not UNSET and key != "secrets"
+        if (value := getattr(table, key)) is not UNSET and key not in {"secrets", "satellite"}
     }
+    if table.satellite is not UNSET:
+        fields["satellite"] = _satellite(table, base)
+    elif table.to is not UNSET:
+        raise SpecError("to", table.to, 'only beside satellite = "…"')
     if isinstance(table.secrets, dict):
         fields["secrets"] = {name: _read_secret(name, entry, base or Path()) for name, entry in table.secrets.items()}
     if base is not None:
@@ -310,7 +355,17 @@ def _spec(table: _Table, base: Path | None) -> WorkerSpec:
     template = getattr(table, "template", UNSET)
     if isinstance(template, str):
         fields["labels"] = {"template": template, **fields.get("labels", {})}
-    return WorkerSpec(**fields)
+    return completed(WorkerSpec(**fields))
+
+
+def _satellite(table: _Table, base: Path | None) -> SatelliteSpec:
+    given = table.satellite
+    options = {"kind": given} if isinstance(given, str) else dict(given or {})
+    kind, to = options.pop("kind", None), options.pop("to", None)
+    if not isinstance(kind, str):
+        raise SpecError("satellite.kind", kind, "a word such as telegram, gmail, smtp, cron or webhook")
+    target = table.to if isinstance(table.to, str | tuple) else to
+    return SatelliteSpec(kind, options, target, None if base is None else str(base.resolve()))
 
 
 def _read_secret(name: str, entry: str | SecretFile, base: Path) -> Secret:

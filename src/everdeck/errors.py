@@ -32,6 +32,9 @@
     │   ├── InboxUnavailable    the inbox cannot be written: nothing was confirmed upstream
     │   ├── SourceError         the source answered with something that is not a batch
     │   └── FeedClosed          the feed, its inbox or its stream is not open (any more)
+    ├── MessageError            a message cannot be answered or finished here
+    │   ├── MessageLost         another reader has the message now: this one was silent for too long
+    │   └── SendRefused         the other side will never take it; ``retry_after`` of others says when it may
     └── ClientError             a verb sent to the owner did not come back with an answer
         ├── NoOwner             nobody owns the deck
         └── OwnerRefused        the owner answered with an error of its own
@@ -231,3 +234,17 @@ class NoOwner(ClientError):
 
 class OwnerRefused(ClientError):
     """The owner answered with an error of its own."""
+
+
+class MessageError(EverdeckError):
+    """A message cannot be answered or finished here."""
+
+
+class MessageLost(MessageError):
+    """Another reader has the message now: this one was silent for longer than its lease. Nothing was committed."""
+
+
+class SendRefused(MessageError):
+    """The other side will never take this message (an unknown chat, a refused address): it is set aside at once."""
+
+    permanent = True

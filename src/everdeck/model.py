@@ -277,10 +277,40 @@ class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"Secret(value={'None' if self.value is None else '<hidden>'}, env={self.env})"
 
 
-class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to run and under which policies."""
+class SatelliteSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which account a satellite joins, and where its messages go. Secrets are not in here: they are files.
 
-    command: tuple[str, ...]
+    ``options`` are the kind's own (see ``everdeck.satellites``). ``to`` is None (this program reads them with
+    ``deck.messages``), a function ``module:name``, a URL, or a command; ``path`` is the directory that the function's
+    module is imported from.
+    """
+
+    kind: str
+    options: dict[str, Any] = {}
+    to: str | tuple[str, ...] | None = None
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or not _KIND.fullmatch(self.kind):
+            raise SpecError("satellite.kind", self.kind, "a word such as telegram, gmail, smtp, cron or webhook")
+        if not isinstance(self.options, Mapping) or not all(isinstance(name, str) for name in self.options):
+            raise SpecError("satellite.options", self.options, "a mapping of names to values")
+        if self.to is not None and not isinstance(self.to, str):
+            force_setattr(self, "to", _command("satellite.to", self.to))
+        elif isinstance(self.to, str) and not _TARGET.fullmatch(self.to):
+            raise SpecError("satellite.to", self.to, "a URL, a function as module:name, or a command as a list")
+        if self.path is not None:
+            force_setattr(self, "path", _text("satellite.path", self.path))
+
+
+_KIND: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
+_TARGET: Final = re.compile(r"https?://[^/\s]\S*|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to run and under which policies. Only a satellite has no command of its own."""
+
+    command: tuple[str, ...] = ()
     env: dict[str, str] = {}
     inherit_env: tuple[str, ...] = ()
     secrets: dict[str, Secret] = {}
@@ -296,9 +326,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group: str | None = None
     umask: int | None = None
     labels: dict[str, str] = {}
+    satellite: SatelliteSpec | None = None
 
     def __post_init__(self) -> None:
-        force_setattr(self, "command", _command("command", self.command))
+        force_setattr(self, "command", _own_command(self.command, self.satellite))
         force_setattr(self, "env", _env(self.env))
         force_setattr(self, "inherit_env", _inherited(self.inherit_env))
         force_setattr(self, "secrets", _secrets(self.secrets))
@@ -458,6 +489,13 @@ def _text(field: str, given: object) -> str:
     return given
 
 
+def _own_command(given: object, satellite: object) -> tuple[str, ...]:
+    """Only a satellite may leave it out."""
+    if satellite is not None:
+        _instance("satellite", satellite, SatelliteSpec)
+    return () if satellite is not None and given == () else _command("command", given)
+
+
 def _command(field: str, given: object) -> tuple[str, ...]:
     accepted = "a list of texts: the program and its arguments"
     if isinstance(given, str | bytes) or not isinstance(given, Sequence) or not given:
@@ -492,7 +530,14 @@ def _env(given: object) -> dict[str, str]:
 
 # Written by us into every worker; a spec that sets them would break adoption or health.
 _RESERVED_ENV: Final = frozenset(
-    {"EVERDECK_WORKER", "EVERDECK_DIR", "EVERDECK_COOKIE", "EVERDECK_LIFELINE_FD", "NOTIFY_SOCKET"}
+    {
+        "EVERDECK_WORKER",
+        "EVERDECK_DIR",
+        "EVERDECK_COOKIE",
+        "EVERDECK_LIFELINE_FD",
+        "EVERDECK_SATELLITE",
+        "NOTIFY_SOCKET",
+    }
 )
 
 

@@ -611,6 +611,10 @@ class AsyncDeck:
                 raise SpecError(field, None, "a command, when other fields are given")
             return None
         spec = WorkerSpec.of(command, **fields)
+        if spec.satellite is not None:
+            from everdeck.satellites import completed  # noqa: PLC0415 - only decks with satellites load them
+
+            spec = completed(spec)
         self._parts().engine.check(spec)
         return spec
 

@@ -13,10 +13,13 @@ import pwd
 import secrets
 import shutil
 import socket
+import sys
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from everdeck import child
 from everdeck.crashpoints import crash_point
@@ -31,6 +34,7 @@ _WRITTEN_BY_US: Final = (
     child.COOKIE_ENV,
     child.WORKER_ENV,
     child.DIR_ENV,
+    child.SATELLITE_ENV,
     child.LIFELINE_FD_ENV,
     child.NOTIFY_SOCKET_ENV,
     child.CREDENTIALS_DIRECTORY_ENV,
@@ -208,7 +212,7 @@ class Engine:
             ]
             size = os.fstat(stdout_fd).st_size
             spawned = spawn.spawn(
-                spec.command,
+                _command_of(spec),
                 env=self._environment(name, spec, cookie, port, line),
                 cwd=spec.cwd or f"{home}/{DATA}",
                 stdin_fd=line.read_fd if line else self._null_fd,
@@ -297,6 +301,8 @@ class Engine:
             env[child.NOTIFY_SOCKET_ENV] = self.notify_socket
         if spec.health is not None and spec.health.watchdog_seconds is not None:
             env[child.WATCHDOG_USEC_ENV] = str(int(spec.health.watchdog_seconds * 1_000_000))
+        if spec.satellite is not None:
+            env[child.SATELLITE_ENV] = msgspec.json.encode(spec.satellite).decode()
         if line is not None:
             env[child.LIFELINE_FD_ENV] = str(line.read_fd)
         if port is not None:
@@ -307,6 +313,11 @@ class Engine:
                 if secret.env:
                     env[secret_name] = _secret_value(Path(home, SECRETS, secret_name), secret_name)
         return env | spec.env
+
+
+def _command_of(spec: WorkerSpec) -> tuple[str, ...]:
+    """What is executed: a satellite runs with the interpreter of its owner, wherever its spec was written."""
+    return spec.command if spec.satellite is None else (sys.executable, *spec.command[1:])
 
 
 # --- ports ------------------------------------------------------------------------------------------------------

@@ -664,6 +664,7 @@ def _view(spec: WorkerSpec) -> SpecView:
         user=spec.user,
         group=spec.group,
         labels=spec.labels,
+        satellite=spec.satellite,
         env_keys=sorted(spec.env),
         secret_names=sorted(spec.secrets),
     )

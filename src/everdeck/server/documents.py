@@ -16,6 +16,7 @@ from everdeck.model import (
     Limits,
     Log,
     Restart,
+    SatelliteSpec,
     State,
     Stop,
     WorkerSpec,
@@ -68,6 +69,7 @@ class SpecView(msgspec.Struct, frozen=True):
     user: str | None
     group: str | None
     labels: dict[str, str]
+    satellite: SatelliteSpec | None
     env_keys: list[str]
     secret_names: list[str]
 
