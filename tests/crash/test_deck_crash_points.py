@@ -31,11 +31,10 @@ SCENARIO = deck_scenario.__file__
 
 
 def crash_points() -> list[str]:
-    """Every crash point in the deck and the engines, as the source names them."""
+    """Every crash point in the deck and what it writes with, as the source names them."""
     found = set()
-    for folder in ("deck", "engines"):
-        for path in (SOURCE / folder).rglob("*.py"):
-            found |= set(re.findall(r'crash_point\("([^"]+)"\)', path.read_text()))
+    for path in [SOURCE / "disk.py", *(SOURCE / "deck").rglob("*.py"), *(SOURCE / "registry").rglob("*.py")]:
+        found |= set(re.findall(r'crash_point\("([^"]+)"\)', path.read_text()))
     return sorted(found)
 
 

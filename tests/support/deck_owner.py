@@ -1,7 +1,7 @@
 """Owners of a deck as processes of their own, to be killed; and waiting for facts about a deck.
 
-``python deck_owner.py STATE`` opens the deck, then obeys one JSON line at a time (verb, arguments, fields) and answers
-each with one line. The owner ends with its standard input, or by whatever the test does to it.
+``python deck_owner.py STATE [DURABILITY]`` opens the deck, then obeys one JSON line at a time (verb, arguments,
+fields) and answers each with one line. The owner ends with its standard input, or by whatever the test does to it.
 """
 
 import json
@@ -99,7 +99,7 @@ def copies(mark: str) -> list[int]:
 
 
 def _main() -> None:
-    with Deck(sys.argv[1]) as deck:
+    with Deck(sys.argv[1], durability="process" if "process" in sys.argv[2:] else "power") as deck:
         _say("open")
         for line in sys.stdin:
             verb, arguments, fields = json.loads(line)

@@ -29,6 +29,7 @@ from msgspec.structs import replace
 
 from everdeck.clock import Clock
 from everdeck.crashpoints import crash_point
+from everdeck.deck.durability import Durability, DurabilityMode
 from everdeck.deck.ending import Ending
 from everdeck.deck.engine import Engine
 from everdeck.deck.events import EventStream
@@ -96,12 +97,14 @@ class AsyncDeck:
         *,
         clock: Clock | None = None,
         layers: Iterable[str] = ALL_LAYERS,
+        durability: DurabilityMode = "power",
     ) -> None:
         self.state_dir = Path(os.path.abspath(state_dir))  # noqa: PTH100 - resolve() would follow links
         self.deck_id = ""
         self.owner_pid = os.getpid()
         self._clock = clock or Clock()
         self._layers = frozenset(layers)
+        self._durability: DurabilityMode = durability
         self._home = DeckHome(self.state_dir)
         self._open: Parts | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -148,8 +151,9 @@ class AsyncDeck:
         crash_point("open.locked")
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as undo:
-            registry = Registry.open(self._home.registry_path)
+            registry = Registry.open(self._home.registry_path, ids.boot_id())
             undo.callback(registry.close)
+            durability = Durability(registry, loop, self._durability)
             self.deck_id = registry.meta("deck_id") or uuid.uuid4().hex[:16]
             registry.set_meta("deck_id", self.deck_id)
             crash_point("open.registry")
@@ -177,6 +181,7 @@ class AsyncDeck:
             layers=self._layers,
             home=self._home,
             registry=registry,
+            durability=durability,
             events=EventStream(registry, self._clock),
             watch=watch,
             notify=notify,
@@ -243,6 +248,7 @@ class AsyncDeck:
         parts.notify.close()
         parts.events.close()
         parts.engine.close()
+        await parts.durability.close()
         parts.registry.close()
         parts.watch.close()
         for worker in parts.workers.values():
@@ -286,7 +292,11 @@ class AsyncDeck:
         parts = self._parts()
         verb = self._start(key, spec, may_replace=replace)
         # A start that has nobody to stop first is over in one go: there is nothing in it to be interrupted.
-        return await (self._to_its_end(verb) if key in parts.workers else verb)
+        if key in parts.workers:
+            return await self._to_its_end(verb)
+        status = await verb
+        await parts.durability.answerable()
+        return status
 
     async def _start(self, key: WorkerName, spec: WorkerSpec | None, *, may_replace: bool) -> WorkerStatus:
         answer = (await self._start_group({key: spec}, may_replace=may_replace))[key]
@@ -329,7 +339,9 @@ class AsyncDeck:
 
         async def start(group: Mapping[WorkerName, WorkerSpec | None]) -> None:
             async with gate:
-                for name, answer in (await self._start_group(group, may_replace=may_replace)).items():
+                told = await self._start_group(group, may_replace=may_replace)
+                await self._parts().durability.answerable()
+                for name, answer in told.items():
                     answers[name] = answer
                     if progress is not None and isinstance(answer, WorkerStatus | Exception):
                         progress(name, answer)
@@ -420,6 +432,10 @@ class AsyncDeck:
     async def reset(self, name: str | int) -> WorkerStatus:
         """Forget a worker's crashes; if it should run and does not, start it now."""
         key = worker_name(name)
+        self._known(key)
+        return await self._to_its_end(self._reset(key))
+
+    async def _reset(self, key: WorkerName) -> WorkerStatus:
         parts = self._parts()
         async with parts.turns.of(key):
             worker = self._known(key)
@@ -448,6 +464,7 @@ class AsyncDeck:
             await self._ending.stop([worker])
             crash_point("remove.stopped")
             self._home.set_aside(key)
+            parts.durability.also(str(self._home.workers_dir))
             crash_point("remove.set-aside")
             with parts.registry.transaction():
                 parts.registry.delete(key)
@@ -467,6 +484,9 @@ class AsyncDeck:
         It carries no lock of ours, so the owner holds the lock for it.
         """
         key = worker_name(name)
+        return await self._to_its_end(self._adopt(key, pid, fields))
+
+    async def _adopt(self, key: WorkerName, pid: int, fields: dict[str, Any]) -> WorkerStatus:
         parts = self._parts()
         async with parts.turns.of(key):
             known = parts.workers.get(key)
@@ -575,6 +595,7 @@ class AsyncDeck:
         with parts.registry.transaction():
             event = parts.events.append(worker, kind, **detail)
         parts.events.wake()
+        await parts.durability.answerable()
         return event
 
     async def tree(self, name: str | int) -> builtins.list[ProcessInfo]:
@@ -669,6 +690,8 @@ class AsyncDeck:
             worker.on_death = self._healing.died
             new.append(worker)
             parts.engine.prepare(name, spec)
+            parts.durability.also(str(self._home.workers_dir))
+            parts.durability.also(str(parts.engine.home(name)))
             return Order(worker, EventKind.STARTED, spec, record)
         worker.cancel_timer()
         if spec is None or not changed:
@@ -698,10 +721,13 @@ class AsyncDeck:
 
     async def _to_its_end(self, verb: Coroutine[Any, Any, _Answer]) -> _Answer:
         """Carry a verb out though its caller may stop waiting: half a stop is a worker that nobody insists on."""
-        task = self._parts().loop.create_task(verb)
+        parts = self._parts()
+        task = parts.loop.create_task(verb)
         self._verbs.add(task)
         task.add_done_callback(self._verbs.discard)
-        return await asyncio.shield(task)
+        answer = await asyncio.shield(task)
+        await parts.durability.answerable()
+        return answer
 
     # --- small things -------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from everdeck import child
+from everdeck import child, disk
 from everdeck.crashpoints import crash_point
 from everdeck.errors import LimitUnavailable, PortUnavailable, RegistryUnavailable, SpecError, StateDirRefused
 from everdeck.kernel import containment, flock, lifeline, spawn
@@ -156,12 +156,8 @@ class Engine:
         for secret_name, secret in spec.secrets.items():
             if secret.value is None:  # kept: the file has it
                 continue
-            temporary = folder / f".{secret_name}.new"
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "wb") as file:
-                file.write(secret.value.encode())
+            disk.replace_file(folder / secret_name, secret.value.encode())
             crash_point("start.secret-written")
-            temporary.replace(folder / secret_name)
         if account is not None and account.uid is not None:
             # The worker's account must reach its own directories and nothing of the others.
             for directory in (self.workers_dir.parent, self.workers_dir, home):

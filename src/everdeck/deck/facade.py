@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 
 from everdeck.clock import Clock
 from everdeck.deck.deck import ALL_LAYERS, AsyncDeck
+from everdeck.deck.durability import DurabilityMode
 from everdeck.errors import DeckClosed
 from everdeck.model import Event, Layer, ProcessInfo, WorkerSpec, WorkerStatus
 from everdeck.verbs import Abilities, Inspection, Member, Workers
@@ -28,9 +29,14 @@ class Deck:
     """All workers of one state directory. Opening recovers; leaving stops the bound workers only."""
 
     def __init__(
-        self, state_dir: str | os.PathLike[str], *, clock: Clock | None = None, layers: Iterable[str] = ALL_LAYERS
+        self,
+        state_dir: str | os.PathLike[str],
+        *,
+        clock: Clock | None = None,
+        layers: Iterable[str] = ALL_LAYERS,
+        durability: DurabilityMode = "power",
     ) -> None:
-        self._deck = AsyncDeck(state_dir, clock=clock, layers=layers)
+        self._deck = AsyncDeck(state_dir, clock=clock, layers=layers, durability=durability)
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop()
         self._submitting = threading.Lock()  # so that nothing is handed to a loop that will not run any more

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from everdeck.clock import Clock
+from everdeck.deck.durability import Durability
 from everdeck.deck.engine import Engine
 from everdeck.deck.events import EventStream
 from everdeck.deck.gather import Gatherer
@@ -41,6 +42,7 @@ class Parts:
     layers: frozenset[str]
     home: DeckHome
     registry: Registry
+    durability: Durability
     events: EventStream
     watch: DeathWatch
     notify: NotifySocket

@@ -36,6 +36,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
+from everdeck import disk
 from everdeck.crashpoints import crash_point
 from everdeck.logs import ledger as logledger
 from everdeck.logs.ledger import BUSY, CURRENT, INDEX, PART, STDERR, Ledger
@@ -395,7 +396,7 @@ class _Rotator:
         try:
             _copy_bytes(self.current, start - self.ledger.base, to, 0, length)
             crash_point("log.copying")
-            logledger.sync(to)
+            disk.sync(to)
         finally:
             os.close(to)
 
@@ -433,7 +434,7 @@ class _Rotator:
         stamp = secrets.token_hex(logledger.STAMP_BYTES)
         # Stamp first, entry second, both on the disk before the blocks move: the entry says "look for the stamp".
         os.pwrite(self.current, logledger.stamp_bytes(stamp), 0)
-        logledger.sync(self.current)
+        disk.sync(self.current)
         crash_point("log.stamped")
         self._write(ledger.changed(dropping=length, stamp=stamp, how=str(self.method)), durable=True)
         crash_point("log.dropping")
@@ -559,11 +560,8 @@ class _Rotator:
         kept = entries[first:]
         if len(kept) * _INDEX_ENTRY.size > _INDEX_TRIM_BYTES * 16:
             kept = kept[::2]
-        part = path.with_name(INDEX + PART)
         with contextlib.suppress(OSError):  # no room for it: the long one stays
-            part.touch(mode=0o600)
-            part.write_bytes(b"".join(_INDEX_ENTRY.pack(*entry) for entry in kept))
-            part.replace(path)
+            disk.replace_file(path, b"".join(_INDEX_ENTRY.pack(*entry) for entry in kept))
 
     def _probe(self) -> Method:
         name = "probe" + PART
@@ -704,7 +702,7 @@ def _squeeze(source: BinaryIO, to: BinaryIO) -> Iterator[None]:
         to.write(_gzip_member(block))
         yield
     to.flush()
-    logledger.sync(to.fileno())
+    disk.sync(to.fileno())
 
 
 def _gzip_member(block: bytes) -> bytes:

@@ -23,7 +23,6 @@ written over them: stamp there, not removed; stamp not there, removed.
 """
 
 import contextlib
-import errno
 import gzip
 import json
 import os
@@ -32,6 +31,8 @@ import struct
 import zlib
 from pathlib import Path
 from typing import Final, NamedTuple, Self
+
+from everdeck import disk
 
 CURRENT: Final = "current"
 LEDGER: Final = "ledger"
@@ -142,7 +143,7 @@ def write(ledger_fd: int, ledger: Ledger, *, durable: bool = False) -> None:
     """Make ``ledger`` the truth for every process, and, if ``durable``, for the time after a power failure too."""
     os.pwrite(ledger_fd, _packed(ledger), (ledger.number % 2) * _SLOT_BYTES)
     if durable:
-        sync(ledger_fd)
+        disk.sync(ledger_fd)
 
 
 def open_ledger(dir_fd: int) -> int:
@@ -155,15 +156,6 @@ def open_ledger(dir_fd: int) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def sync(fd: int) -> None:
-    """Wait until the disk has it, where the file has a disk."""
-    try:
-        os.fdatasync(fd)
-    except OSError as err:
-        if err.errno not in (errno.EINVAL, errno.ENOSYS):
-            raise
 
 
 def is_stamped(current_fd: int, ledger: Ledger) -> bool:

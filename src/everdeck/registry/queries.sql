@@ -32,5 +32,9 @@ SELECT id, at, worker, kind, detail FROM events WHERE worker = :worker AND id > 
 -- name: last_event_id
 SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
 
+-- name: go_on_after_event
+REPLACE INTO sqlite_sequence (rowid, name, seq)
+VALUES ((SELECT rowid FROM sqlite_sequence WHERE name = 'events'), 'events', :id);
+
 -- name: forget_events_up_to
 DELETE FROM events WHERE id <= :id;

@@ -1,8 +1,13 @@
 """The registry: one SQLite file in WAL mode, written by the owner alone, read by anybody.
 
-A commit survives the death of the process at any instruction (it is in the kernel's page cache); ``synchronous
-= NORMAL`` leaves out one fsync per commit, so a power cut may take back the last commits as a whole. After a power
-cut no worker is alive, so what is lost then is at most the wish to run one that was typed a moment before.
+A commit survives the death of the process at any instruction (it is in the kernel's page cache). It survives a power
+cut once :meth:`Registry.sync` has returned: ``synchronous = NORMAL`` leaves out the fsync of each commit, and one sync
+of the write-ahead log makes all commits before it durable, which is what ``FULL`` would do for each of them. Who gives
+an answer syncs first; any number of answers share one sync.
+
+Event ids are never used twice, though the last commits may be taken back by a power cut: they are given out of blocks
+that were reserved, synced, in a file of their own beside the registry. The first owner after a boot begins a new block,
+and so does one that finds the registry lost; the next owner of the same boot goes on without a gap.
 
 Statements live in ``queries.sql``, the schema is the sum of ``migrations/*.sql`` and its version is SQLite's
 ``user_version``. A file of a newer version is refused and left untouched. A file that is not a sound database is
@@ -18,17 +23,23 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 import msgspec
 
+from everdeck import disk
 from everdeck.errors import RegistryError, RegistryTooNew, RegistryUnavailable
 from everdeck.model import Cookie, Event, EventKind, Exit, Identity, State, WorkerName, WorkerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Desired: TypeAlias = Literal["running", "stopped"]
 
 EVENTS_KEPT: Final = 100_000
 _PRUNE_EVERY: Final = 1_000
+_IDS_IN_A_BLOCK: Final = 10_000
+_IDS_SUFFIX: Final = "-ids"
 _BUSY_SECONDS: Final = 5.0
 
 _decode_spec: Final = msgspec.json.Decoder(WorkerSpec).decode
@@ -86,19 +97,34 @@ class Registry:
         self.set_aside: Path | None = None
         self.connection = connection
         self.in_transaction = False
+        self.writes = 0
+        """How often something was written: what a sync covers is known by comparing with the number before it."""
+        self.on_write: Callable[[], None] | None = None
         self._since_pruning = 0
+        self._ids_reserved = 0
+        self._wal_fd = -1
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Open or make the registry, bring its schema up to date, set a corrupt file aside."""
+    def open(cls, path: Path, boot_id: str = "") -> Self:
+        """Open or make the registry, bring its schema up to date, set a corrupt file aside.
+
+        ``boot_id`` names this boot of the machine: in another one the last events may be lost, and their ids are not
+        given anew.
+        """
         try:
-            return cls._open(path)
+            registry = cls._open(path)
         except _Corrupt as err:
             aside = _set_aside(path)
             registry = cls._open(path)
             registry.set_aside = aside
             registry.corruption = str(err)
-            return registry
+        try:
+            with _translated(path):
+                registry.begin(boot_id)
+        except BaseException:
+            registry.close()
+            raise
+        return registry
 
     corruption: str | None = None
 
@@ -122,9 +148,36 @@ class Registry:
             raise
         return cls(path, connection)
 
+    def begin(self, boot_id: str) -> None:
+        """Go on with the event ids where nobody can have seen one, and hold the log of commits for syncing."""
+        reserved = _ids_reserved(self.path)
+        last = self.last_event_id()
+        if self.meta("boot_id") != boot_id and reserved > last:
+            self.connection.execute(_sql("go_on_after_event"), {"id": reserved})
+        self._ids_reserved = reserved
+        self.set_meta("boot_id", boot_id)
+        self._wal_fd = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC)
+        disk.sync_directory(self.path.parent)
+
     def close(self) -> None:
         """Let go of the file."""
+        if self._wal_fd >= 0:
+            os.close(self._wal_fd)
+            self._wal_fd = -1
         self.connection.close()
+
+    def _wrote(self) -> None:
+        self.writes += 1
+        if self.on_write is not None:
+            self.on_write()
+
+    def sync(self) -> None:
+        """Wait until the disk has every commit that was made before; may be called from another thread.
+
+        A checkpoint syncs what it moves by itself, so the write-ahead log is all there is to wait for.
+        """
+        with _translated(self.path):
+            disk.sync(self._wal_fd)
 
     def transaction(self) -> "_Transaction":
         """All that is written inside is there together, or not at all; inside another one, a part of it."""
@@ -138,6 +191,7 @@ class Registry:
 
     def set_meta(self, key: str, value: str) -> None:
         """Note one fact about the deck itself."""
+        self._wrote()
         with _translated(self.path):
             self.connection.execute(_sql("set_meta"), {"key": key, "value": value})
 
@@ -148,6 +202,7 @@ class Registry:
 
     def save(self, record: Record) -> None:
         """Note a worker down as it is in ``record``."""
+        self._wrote()
         identity = record.identity
         with _translated(self.path):
             self.connection.execute(
@@ -180,19 +235,27 @@ class Registry:
 
     def delete(self, name: WorkerName) -> None:
         """Forget a worker; its events stay."""
+        self._wrote()
         with _translated(self.path):
             self.connection.execute(_sql("delete_worker"), {"name": name})
 
     def append_event(self, at: float, worker: str | None, kind: EventKind, detail: dict[str, Any]) -> Event:
         """Note down what happened; the id is the next one. Old events are forgotten beyond the number we keep."""
+        self._wrote()
         with _translated(self.path):
             cursor = self.connection.execute(_sql("append_event"), (at, worker, kind.value, _encode(detail)))
             event_id = cursor.lastrowid or 0
+            if event_id > self._ids_reserved:  # in the open transaction, so before anybody can read the id
+                self._reserve_ids(event_id + _IDS_IN_A_BLOCK)
             self._since_pruning += 1
             if self._since_pruning >= _PRUNE_EVERY:
                 self._since_pruning = 0
                 self.connection.execute(_sql("forget_events_up_to"), {"id": event_id - EVENTS_KEPT})
         return Event(event_id, datetime.fromtimestamp(at, UTC), worker, kind, detail)
+
+    def _reserve_ids(self, up_to: int) -> None:
+        disk.replace_file(_ids_path(self.path), f"{up_to}\n".encode())
+        self._ids_reserved = up_to
 
     def events(self, after: int = 0, limit: int | None = None, worker: str | None = None) -> list[Event]:
         """What happened after an id, oldest first."""
@@ -225,6 +288,18 @@ def read_only(path: Path) -> Registry:
         connection.close()
         raise
     return Registry(path, connection)
+
+
+def _ids_path(path: Path) -> Path:
+    return path.with_name(path.name + _IDS_SUFFIX)
+
+
+def _ids_reserved(path: Path) -> int:
+    """Up to where ids may have been given out; 0 in a deck that has given none."""
+    try:
+        return int(_ids_path(path).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return 0
 
 
 class _Corrupt(RegistryError):

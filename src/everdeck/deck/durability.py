@@ -1,0 +1,110 @@
+"""When what was recorded is on the disk: before an answer, or within a second.
+
+``power``: an answer means that it survives a power cut. What a verb recorded is synced before the verb returns; verbs
+that wait at the same time share one sync, so a hundred of them cost a few. ``process``: an answer means that it
+survives the death of any process, and the disk has it within a second; a power cut may take that second back. In both,
+what nobody waits for (a crash, a restart, a notification) is on the disk within a second too.
+
+A sync may take as long as the disk likes, so it is done by a thread and nobody but those who asked wait for it.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+from typing import Final, Literal, TypeAlias, get_args
+
+from everdeck import disk
+from everdeck.errors import RegistryError, SpecError
+from everdeck.registry import Registry
+
+DurabilityMode: TypeAlias = Literal["power", "process"]
+
+_log: Final = logging.getLogger("everdeck.deck")
+_LATEST_SECONDS: Final = 0.8  # with the sync itself: within a second
+
+
+class Durability:
+    """Syncs the registry, and the directories that its records speak of, for all who ask together."""
+
+    def __init__(self, registry: Registry, loop: asyncio.AbstractEventLoop, mode: DurabilityMode) -> None:
+        if mode not in get_args(DurabilityMode):
+            raise SpecError("durability", mode, " | ".join(get_args(DurabilityMode)))
+        self.mode = mode
+        self._registry = registry
+        self._loop = loop
+        self._synced = 0
+        self._directories: set[str] = set()
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._syncing: asyncio.Future[None] | None = None
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        registry.on_write = self._written
+
+    def also(self, directory: str) -> None:
+        """With the next sync, sync the names in this directory too: a worker's home was made or moved there."""
+        self._directories.add(directory)
+
+    async def answerable(self) -> None:
+        """Return when what was recorded so far may be told as an answer; raises if the disk refuses it."""
+        if self.mode == "power":
+            await self._settled(self._registry.writes)
+
+    async def _settled(self, writes: int) -> None:
+        while self._synced < writes and not self._closed:
+            if self._syncing is None:
+                self._begin()
+            assert self._syncing is not None  # noqa: S101 - just begun
+            # Shielded: who stops waiting does not end the sync that others wait for.
+            await asyncio.shield(self._syncing)
+
+    def _begin(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._thread is None:
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, "everdeck-sync")
+        writes, directories = self._registry.writes, self._directories
+        self._directories = set()
+        self._syncing = self._loop.run_in_executor(self._thread, self._sync, directories)
+        self._syncing.add_done_callback(lambda done: self._ended(done, writes, directories))
+
+    def _sync(self, directories: set[str]) -> None:
+        # The directories first: a record whose directory was lost is worse than a directory that nobody recorded.
+        for directory in directories:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed since
+                disk.sync_directory(directory)
+        self._registry.sync()
+
+    def _ended(self, done: "asyncio.Future[None]", writes: int, directories: set[str]) -> None:
+        self._syncing = None
+        if done.cancelled():
+            return
+        if (error := done.exception()) is not None:
+            self._directories |= directories
+            _log.error("what was recorded is not on the disk yet: %s", error)
+        else:
+            self._synced = max(self._synced, writes)
+        if self._synced < self._registry.writes:
+            self._written()
+
+    def _written(self) -> None:
+        """Something was recorded: if nobody asks for it, the disk has it within a second all the same."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(_LATEST_SECONDS, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._syncing is None and self._synced < self._registry.writes:
+            self._begin()
+
+    async def close(self) -> None:
+        """Sync what is left; the next owner may be the one after a power cut."""
+        self._registry.on_write = None
+        with contextlib.suppress(RegistryError, OSError):
+            await self._settled(self._registry.writes)
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)

@@ -1,0 +1,62 @@
+"""What it takes for a file to be there after a power cut, whole.
+
+A file that is written in place may come back empty, or with a hole where its content was: the new size reaches the disk
+before the bytes do. So whatever we replace is written beside its name, synced, renamed over it, and the directory is
+synced: before the rename there is the old file, after it the new one, and never half of either.
+
+See fsync(2), rename(2), and "Ensuring data reaches disk" (LWN, 2011).
+"""
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import Final
+
+from everdeck.crashpoints import crash_point
+
+# The answers of a file without a disk behind it (a pipe, some network and FUSE file systems): nothing to wait for.
+_HAS_NO_DISK: Final = (errno.EINVAL, errno.ENOSYS, errno.EROFS)
+
+
+def replace_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Give ``path`` this content in one step that survives a power cut; every file that we replace passes here."""
+    beside = path.with_name(f".{path.name}.new")
+    with contextlib.suppress(FileNotFoundError):
+        beside.unlink()
+    # O_EXCL follows no link, so a name that somebody planted in between is refused and not written through.
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        try:
+            with open(fd, "wb", closefd=False) as file:
+                file.write(content)
+            os.fchmod(fd, mode)
+            sync(fd)
+        finally:
+            os.close(fd)
+        crash_point("replace.written")
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+    crash_point("replace.renamed")
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path | str) -> None:
+    """Wait until the names in a directory are on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync(fd: int) -> None:
+    """Wait until the disk has the content, where the file has a disk."""
+    try:
+        os.fdatasync(fd)
+    except OSError as err:
+        if err.errno not in _HAS_NO_DISK:
+            raise
