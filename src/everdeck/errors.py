@@ -10,6 +10,7 @@
     ├── SpecChanged             the worker runs with another spec; pass replace=True
     ├── UnknownWorker           no worker of that name in this deck                         (also a LookupError)
     ├── WorkerFailed            its breaker has tripped; a person has to look, then reset
+    ├── RecordBroken            the worker's record cannot be read; remove it, or replace it by a new start
     ├── LockConflict            somebody else holds the worker's lock; a second copy was not started
     ├── PortUnavailable         no free port could be given to the worker
     ├── Unsupported             this kind of deck cannot keep the verb; the reason says what can
@@ -106,6 +107,18 @@ class WorkerFailed(EverdeckError):
     def __init__(self, worker: str, why: str) -> None:
         self.worker = worker
         super().__init__(f"worker {worker!r} has failed ({why}); look at its log, then reset it to start it again")
+
+
+class RecordBroken(EverdeckError):
+    """One worker's record cannot be read, so it cannot be started from it; the others are not concerned."""
+
+    def __init__(self, worker: str, why: str) -> None:
+        self.worker = worker
+        self.why = why
+        super().__init__(
+            f"worker {worker!r}: its record cannot be read ({why}); "
+            f"remove it, or start it with a command and replace=True"
+        )
 
 
 class LockConflict(EverdeckError):

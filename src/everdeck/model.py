@@ -156,7 +156,7 @@ class Restart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _one_of("restart.policy", self.policy, ("always", "on-failure", "never"))
-        _whole("restart.max_crashes", self.max_crashes, least=0)
+        _whole("restart.max_crashes", self.max_crashes, least=0, most=_MOST_CRASHES)
         _number("restart.window_seconds", self.window_seconds, above=0)
         _number("restart.backoff_seconds", self.backoff_seconds, least=0)
         _number("restart.backoff_cap_seconds", self.backoff_cap_seconds, least=self.backoff_seconds)
@@ -195,10 +195,10 @@ class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     split_stderr: bool = False
 
     def __post_init__(self) -> None:
-        _whole("log.max_bytes", self.max_bytes, least=4096)
+        _whole("log.max_bytes", self.max_bytes, least=4096, most=_MOST_BYTES)
         if self.max_age_seconds is not None:
             _number("log.max_age_seconds", self.max_age_seconds, above=0)
-        _whole("log.keep", self.keep, least=0)
+        _whole("log.keep", self.keep, least=0, most=_MOST_ARCHIVES)
         _boolean("log.compress", self.compress)
         _boolean("log.split_stderr", self.split_stderr)
 
@@ -215,13 +215,13 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.memory_bytes is not None:
-            _whole("limits.memory_bytes", self.memory_bytes, least=4096)
+            _whole("limits.memory_bytes", self.memory_bytes, least=4096, most=_MOST_BYTES)
         if self.cpu_percent is not None:
-            _number("limits.cpu_percent", self.cpu_percent, above=0)
+            _number("limits.cpu_percent", self.cpu_percent, above=0, most=_MOST_PERCENT)
         if self.pids is not None:
-            _whole("limits.pids", self.pids, least=1)
+            _whole("limits.pids", self.pids, least=1, most=_MOST_PIDS)
         if self.open_files is not None:
-            _whole("limits.open_files", self.open_files, least=8)
+            _whole("limits.open_files", self.open_files, least=8, most=_MOST_FILES)
         if self.nice is not None:
             _whole("limits.nice", self.nice, least=-20, most=19)
         if self.oom_score_adj is not None:
@@ -260,7 +260,7 @@ class Health(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise SpecError("health", "several of http, tcp, command", "at most one of http, tcp, command")
         _number("health.interval_seconds", self.interval_seconds, above=0)
         _number("health.timeout_seconds", self.timeout_seconds, above=0)
-        _whole("health.failures", self.failures, least=1)
+        _whole("health.failures", self.failures, least=1, most=_MOST_CRASHES)
         _number("health.start_timeout_seconds", self.start_timeout_seconds, above=0)
 
 
@@ -450,9 +450,26 @@ def _whole(field: str, given: object, least: int | None = None, most: int | None
         raise SpecError(field, given, _range("a whole number", least, most))
 
 
-def _number(field: str, given: object, least: float | None = None, above: float | None = None) -> None:
-    if isinstance(given, bool) or not isinstance(given, int | float) or given != given or given == float("inf"):  # noqa: PLR0124 - NaN is the one value that differs from itself
-        raise SpecError(field, given, "a finite number of seconds or percent")
+# What all later arithmetic and formatting survives: deadlines become dates, sizes become kernel numbers.
+_LONGEST_SECONDS: Final = 10 * 366 * 86_400.0
+_MOST_CRASHES: Final = 1_000_000
+_MOST_BYTES: Final = 1 << 60
+_MOST_ARCHIVES: Final = 100_000
+_MOST_PERCENT: Final = 1_000_000.0
+_MOST_PIDS: Final = 4_194_304  # PID_MAX_LIMIT of a 64-bit kernel
+_MOST_FILES: Final = 1 << 30
+
+
+def _number(
+    field: str,
+    given: object,
+    least: float | None = None,
+    above: float | None = None,
+    most: float = _LONGEST_SECONDS,
+) -> None:
+    # NaN is refused too: it is neither below nor above anything.
+    if isinstance(given, bool) or not isinstance(given, int | float) or not -most <= given <= most:
+        raise SpecError(field, given, f"a number of at most {most:.0f}")
     if (least is not None and given < least) or (above is not None and given <= above):
         raise SpecError(
             field, given, f"a number above {above}" if above is not None else f"a number of at least {least}"

@@ -699,7 +699,13 @@ class AsyncDeck:
         parts.engine.prepare(name, spec)
         # A new spec is a new attempt: what the old one did does not count against it.
         worker.record = replace(
-            worker.record, spec_json=encoded_spec(spec), crashes=0, streak=0, crash_times=(), backoff_until=None
+            worker.record,
+            spec_json=encoded_spec(spec),
+            crashes=0,
+            streak=0,
+            crash_times=(),
+            backoff_until=None,
+            damage=None,
         )
         return Order(worker, EventKind.STARTED, spec, worker.record)
 
@@ -713,6 +719,8 @@ class AsyncDeck:
                 parts.engine.clear(worker.record.name)
 
     def _changed_fields(self, record: Record, spec: WorkerSpec) -> tuple[str, ...]:
+        if record.broken is not None:
+            return ("command",)  # what it was cannot be compared: only a replacement is a start
         stored, wanted = record.spec, spec.without_secret_values()
         changed = [field for field in WorkerSpec.__struct_fields__ if getattr(stored, field) != getattr(wanted, field)]
         if "secrets" not in changed and not self._parts().engine.same_secrets(record.name, spec):

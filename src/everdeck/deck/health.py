@@ -37,6 +37,7 @@ _HTTP_THREADS: Final = 16
 _FIRST_ASK_SECONDS: Final = 0.05
 _OUTPUT_BYTES: Final = 200
 _STATUS_LETTERS: Final = 500
+_LONGEST_EXTENSION: Final = 86_400.0
 _GOOD_STATUS: Final = range(200, 400)
 
 
@@ -201,7 +202,8 @@ class HealthKeeper:
         if fields.get("STOPPING") == "1":
             watched.state = replace(watched.state, leaving=True)
         if (microseconds := fields.get("EXTEND_TIMEOUT_USEC", "")).isdecimal():
-            extended = self._running_loop().time() + int(microseconds) / 1_000_000
+            # A worker's word: as many digits as it likes, but no more time than a spec could ask for.
+            extended = self._running_loop().time() + min(int(microseconds[:18]) / 1_000_000, _LONGEST_EXTENSION)
             watched.start_deadline = max(watched.start_deadline, extended)
         said_ready = fields.get("READY") == "1" and watched.state.phase is Phase.STARTING
         if said_ready:

@@ -101,17 +101,20 @@ def _status(
     containment_: Containment | None = None,
 ) -> WorkerStatus:
     spec = record.spec
+    if record.broken is not None:
+        status_text = f"its record cannot be read ({record.broken}); remove it, or start it with --replace"
+        state = state if alive else State.FAILED
     identity = record.identity if alive else None
     now = clock.boottime()
     uptime = None if identity is None else max(0.0, now - identity.start_ticks / ids.CLOCK_TICKS)
     backoff_until = None
     if record.backoff_until is not None and record.timers_boot_id == ids.boot_id() and state is State.BACKOFF:
-        backoff_until = datetime.fromtimestamp(clock.wall() + record.backoff_until - now, UTC)
+        backoff_until = _date(clock.wall() + record.backoff_until - now)
     return WorkerStatus(
         name=record.name,
         state=state,
         pid=None if identity is None else identity.pid,
-        started_at=None if record.started_at is None else datetime.fromtimestamp(record.started_at, UTC),
+        started_at=None if record.started_at is None else _date(record.started_at),
         uptime_seconds=None if uptime is None else round(uptime, 3),
         exit=record.exit,
         restarts=record.restarts,
@@ -127,6 +130,14 @@ def _status(
         containment=containment_,
         labels=spec.labels,
     )
+
+
+def _date(seconds: float) -> datetime | None:
+    """None for a time that no calendar has: an old record may hold any number, and one worker is not all of them."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 def _usage(worker: Worker) -> Usage:

@@ -26,6 +26,7 @@ from everdeck.errors import (
     LockConflict,
     PortUnavailable,
     ProcessGone,
+    RecordBroken,
     RegistryError,
     SpecError,
 )
@@ -136,6 +137,7 @@ class Starting:
         for order in orders:
             order.worker.cancel_timer()
             try:
+                _refuse_broken(order)
                 port = self._port_for(order.worker, order.spec, ports)
             except (EverdeckError, OSError) as err:
                 order.failure = err
@@ -424,6 +426,11 @@ class Starting:
         known = any(one.record.identity == identity for one in self._parts.workers.values() if one.has_process)
         if known or pid in {os.getpid(), 1}:
             raise SpecError("pid", pid, "a process that is neither ours nor a worker of this deck already")
+
+
+def _refuse_broken(order: Order) -> None:
+    if order.spec is order.before.spec and order.before.broken is not None:
+        raise RecordBroken(order.worker.name, order.before.broken)
 
 
 async def _others_go_first() -> BaseException | None:

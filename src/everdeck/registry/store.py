@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 import msgspec
 
 from everdeck import disk
-from everdeck.errors import RegistryError, RegistryTooNew, RegistryUnavailable
-from everdeck.model import Cookie, Event, EventKind, Exit, Identity, State, WorkerName, WorkerSpec
+from everdeck.errors import RegistryError, RegistryTooNew, RegistryUnavailable, SpecError
+from everdeck.model import Cookie, Event, EventKind, Exit, Identity, Restart, State, WorkerName, WorkerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,17 +71,49 @@ class Record(msgspec.Struct, frozen=True):
     timers_boot_id: str | None = None
     adopted: bool = False
     ready: bool = False
+    damage: str | None = None  # why the row itself could not be read; never stored
 
     @property
     def spec(self) -> WorkerSpec:
-        """What to run, decoded; kept encoded because thousands of workers wait for years between two looks."""
-        return _decoded_spec(self.spec_json)
+        """What to run, decoded; kept encoded because thousands of workers wait for years between two looks.
+
+        Of a spec that cannot be read (see :attr:`broken`), what can be: enough to stop the worker and to show it.
+        """
+        return _decoded_spec(self.spec_json)[0]
+
+    @property
+    def broken(self) -> str | None:
+        """Why this worker cannot be started from its record; None for a sound one."""
+        return self.damage or _decoded_spec(self.spec_json)[1]
 
 
 @lru_cache(maxsize=256)
-def _decoded_spec(spec_json: bytes) -> WorkerSpec:
+def _decoded_spec(spec_json: bytes) -> tuple[WorkerSpec, str | None]:
     # Decoding validates again (33-50 µs); one start or stop asks several times. Bounded, so memory stays flat.
-    return _decode_spec(spec_json)
+    try:
+        return _decode_spec(spec_json), None
+    except (msgspec.MsgspecError, SpecError, ValueError) as err:
+        return _salvaged_spec(spec_json), str(err)
+
+
+def _salvaged_spec(spec_json: bytes) -> WorkerSpec:
+    """Each field that can still be read, the others as if not given; it is never run."""
+    try:
+        given = msgspec.json.decode(spec_json)
+    except (msgspec.MsgspecError, ValueError):
+        given = {}
+    fields = {}
+    for field in msgspec.structs.fields(WorkerSpec):
+        if isinstance(given, dict) and field.name in given:
+            with contextlib.suppress(msgspec.MsgspecError, SpecError, ValueError):
+                fields[field.name] = msgspec.convert(given[field.name], field.type)
+    try:
+        return WorkerSpec(**{"command": _UNREADABLE, **fields, "restart": Restart("never")})
+    except (msgspec.MsgspecError, SpecError, ValueError):
+        return WorkerSpec(_UNREADABLE, restart=Restart("never"))
+
+
+_UNREADABLE: Final = ("(unreadable)",)
 
 
 def encoded_spec(spec: WorkerSpec) -> bytes:
@@ -198,7 +230,7 @@ class Registry:
     def records(self) -> list[Record]:
         """Every worker that is noted down."""
         with _translated(self.path):
-            return [_record(row) for row in self.connection.execute(_sql("all_workers"))]
+            return [_record_or_damage(row) for row in self.connection.execute(_sql("all_workers"))]
 
     def save(self, record: Record) -> None:
         """Note a worker down as it is in ``record``."""
@@ -384,6 +416,32 @@ def _queries() -> dict[str, str]:
         name, _, body = part.partition("\n")
         queries[name.strip()] = body.strip().rstrip(";")
     return queries
+
+
+def _record_or_damage(row: tuple[Any, ...]) -> Record:
+    """One row; one that cannot be read keeps nobody else from being recovered."""
+    try:
+        return _record(row)
+    except (msgspec.MsgspecError, TypeError, ValueError) as err:
+        return _salvaged_record(row, str(err))
+
+
+def _salvaged_record(row: tuple[Any, ...], damage: str) -> Record:
+    """Who it is and what was wanted, as far as it can be read: the kernel is asked about the rest."""
+    name, spec, desired, phase, cookie, boot_id, pid, start_ticks, pidfd_inode, cgroup = row[:10]
+    known = isinstance(boot_id, str) and isinstance(pid, int) and isinstance(start_ticks, int)
+    return Record(
+        name=WorkerName(str(name)),
+        spec_json=spec if isinstance(spec, bytes) else str(spec).encode(),
+        desired="stopped" if desired == "stopped" else "running",
+        phase=State(phase) if phase in State.__members__.values() else State.RUNNING,
+        cookie=Cookie(str(cookie)),
+        identity=Identity(boot_id, pid, start_ticks, pidfd_inode if isinstance(pidfd_inode, int) else None)
+        if known
+        else None,
+        cgroup=cgroup if isinstance(cgroup, str) else None,
+        damage=damage,
+    )
 
 
 def _record(row: tuple[Any, ...]) -> Record:

@@ -8,13 +8,13 @@ next ``apply`` comes to the same plan.
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from everdeck import disk
 from everdeck.crashpoints import crash_point
 from everdeck.deck import AsyncDeck
 from everdeck.errors import EverdeckError, RegistryUnavailable
@@ -161,14 +161,7 @@ def _read_secrets(folder: Path, names: tuple[str, ...]) -> dict[str, str | None]
 
 def _remember(state_dir: Path, memory: Memory) -> None:
     path = StateDir(state_dir).applied
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, msgspec.json.encode(memory))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        fresh.replace(path)
+        disk.replace_file(path, msgspec.json.encode(memory))
     except OSError as error:
         raise RegistryUnavailable(f"{path} cannot be written: {error.strerror}") from error

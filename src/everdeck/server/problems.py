@@ -23,6 +23,7 @@ _STATUS: Final[tuple[tuple[type[errors.EverdeckError], HTTPStatus], ...]] = (
     (errors.SpecError, HTTPStatus.UNPROCESSABLE_ENTITY),
     (errors.SpecChanged, HTTPStatus.CONFLICT),
     (errors.UnknownWorker, HTTPStatus.NOT_FOUND),
+    (errors.RecordBroken, HTTPStatus.CONFLICT),
     (errors.LockConflict, HTTPStatus.CONFLICT),
     (errors.PortUnavailable, HTTPStatus.CONFLICT),
     (errors.SpawnFailed, HTTPStatus.UNPROCESSABLE_ENTITY),
