@@ -22,19 +22,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from everdeck.errors import ConfigRefused, NameRefused, SpecError
-from everdeck.model import (
-    Health,
-    Lifetime,
-    Limits,
-    Log,
-    Restart,
-    SatelliteSpec,
-    Secret,
-    Stop,
-    WorkerSpec,
-    worker_name,
-)
+from everdeck.model import SatelliteSpec, Secret, WorkerSpec, worker_name
 from everdeck.satellites import completed, option_schemas
+from everdeck.specforms import optional_fields
 
 SCHEMA_ID: Final = "everdeck.schema.json"
 DEFAULT_FILE: Final = "everdeck.toml"
@@ -47,55 +37,42 @@ class SecretFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     env: Annotated[bool, Meta(description="Also pass it as an environment variable of that name.")] = False
 
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a template and a worker may both say: the fields of :class:`WorkerSpec`, all optional."""
-
-    command: Annotated[tuple[str, ...], Meta(description="The program and its arguments.")] | UnsetType = UNSET
-    env: Annotated[dict[str, str], Meta(description="Environment of the worker.")] | UnsetType = UNSET
-    inherit_env: (
-        Annotated[tuple[str, ...], Meta(description="Names passed on from the daemon's environment.")] | UnsetType
-    ) = UNSET
-    secrets: (
-        Annotated[dict[str, str | SecretFile], Meta(description="Secrets, each named by the file that holds it.")]
-        | UnsetType
-    ) = UNSET
-    cwd: (
-        Annotated[str, Meta(description="Working directory; the one this file stands in if not given.")] | UnsetType
-    ) = UNSET
-    lifetime: (
-        Annotated[Lifetime, Meta(description="bound: ends with the daemon. adoptable: survives it.")] | UnsetType
-    ) = UNSET
-    restart: Annotated[Restart, Meta(description="When it is started again.")] | UnsetType = UNSET
-    stop: Annotated[Stop, Meta(description="How it is asked to leave.")] | UnsetType = UNSET
-    health: Annotated[Health, Meta(description="How we learn that it is ready and well.")] | UnsetType = UNSET
-    limits: Annotated[Limits, Meta(description="What it may use.")] | UnsetType = UNSET
-    log: Annotated[Log, Meta(description="When its log is rotated and what is kept.")] | UnsetType = UNSET
-    port: Annotated[bool, Meta(description="Give it a stable port in $PORT.")] | UnsetType = UNSET
-    user: Annotated[str, Meta(description="Run as this user.")] | UnsetType = UNSET
-    group: Annotated[str, Meta(description="Run as this group.")] | UnsetType = UNSET
-    umask: Annotated[int, Meta(description="File mode mask, such as 0o077.")] | UnsetType = UNSET
-    labels: Annotated[dict[str, str], Meta(description="Free words to filter by.")] | UnsetType = UNSET
-    satellite: (
-        Annotated[
-            str | dict[str, Any],
-            Meta(description="The kind of a satellite, or a table with kind and its options; instead of command."),
-        ]
-        | UnsetType
-    ) = UNSET
-    to: (
-        Annotated[
-            str | tuple[str, ...],
-            Meta(description="Where a satellite's messages go: a URL, module:function, a command. Else to the host."),
-        ]
-        | UnsetType
-    ) = UNSET
+# What a template and a worker may both say: the fields of WorkerSpec, all optional, and three of them said differently.
+_Table: Any = msgspec.defstruct(
+    "_Table",
+    [
+        *optional_fields(
+            secrets=Annotated[
+                dict[str, str | SecretFile], Meta(description="Secrets, each named by the file that holds it.")
+            ],
+            cwd=Annotated[str, Meta(description="Working directory; the one this file stands in if not given.")],
+            satellite=Annotated[
+                str | dict[str, Any],
+                Meta(description="The kind of a satellite, or a table with kind and its options; instead of command."),
+            ],
+        ),
+        (
+            "to",
+            Annotated[
+                str | tuple[str, ...],
+                Meta(
+                    description="Where a satellite's messages go: a URL, module:function, a command. Else to the host."
+                ),
+            ]
+            | UnsetType,
+            UNSET,
+        ),
+    ],
+    frozen=True,
+    forbid_unknown_fields=True,
+)
 
 
-class TemplateTable(_Table, frozen=True, forbid_unknown_fields=True):
+class TemplateTable(_Table):  # type: ignore[misc]  # made above
     """``[template.NAME]``: what several workers have in common."""
 
 
-class WorkerTable(_Table, frozen=True, forbid_unknown_fields=True):
+class WorkerTable(_Table):  # type: ignore[misc]  # as above
     """``[worker.NAME]``: one worker; what it says itself wins over its template."""
 
     template: Annotated[str, Meta(description="The [template.NAME] this worker starts from.")] | UnsetType = UNSET
@@ -335,7 +312,7 @@ class _Reader:
                 self._refuse_unknown(keys, value, nested, (*inner, key))
 
 
-def _spec(table: _Table, base: Path | None) -> WorkerSpec:
+def _spec(table: TemplateTable | WorkerTable, base: Path | None) -> WorkerSpec:
     if table.command is UNSET and table.satellite is UNSET:
         raise SpecError("command", "nothing", "a list of texts: the program and its arguments")
     fields = {

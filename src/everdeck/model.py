@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from pathlib import PurePath
-from typing import Any, Final, Literal, NewType, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, NewType, Self, TypeAlias
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import force_setattr
 
 from everdeck.errors import NameRefused, SpecError
@@ -308,25 +309,33 @@ _TARGET: Final = re.compile(r"https?://[^/\s]\S*|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to run and under which policies. Only a satellite has no command of its own."""
+    """What to run and under which policies. Only a satellite has no command of its own.
 
-    command: tuple[str, ...] = ()
-    env: dict[str, str] = {}
-    inherit_env: tuple[str, ...] = ()
-    secrets: dict[str, Secret] = {}
-    cwd: str | None = None
-    lifetime: Lifetime = "adoptable"
-    restart: Restart = msgspec.field(default_factory=Restart)
-    stop: Stop = msgspec.field(default_factory=Stop)
-    health: Health | None = None
-    limits: Limits = msgspec.field(default_factory=Limits)
-    log: Log = msgspec.field(default_factory=Log)
-    port: bool = False
-    user: str | None = None
-    group: str | None = None
-    umask: int | None = None
-    labels: dict[str, str] = {}
-    satellite: SatelliteSpec | None = None
+    A field is declared here and nowhere else: everdeck.toml and its schema, the API's request and view, the command
+    line's ``--set`` and ``inspect`` are made from these lines (:mod:`everdeck.specforms`).
+    """
+
+    command: Annotated[tuple[str, ...], Meta(description="The program and its arguments.")] = ()
+    env: Annotated[dict[str, str], Meta(description="Environment of the worker.")] = {}
+    inherit_env: Annotated[tuple[str, ...], Meta(description="Names passed on from the daemon's environment.")] = ()
+    secrets: Annotated[dict[str, Secret], Meta(description="Values that are never shown.")] = {}
+    cwd: Annotated[str | None, Meta(description="Working directory.")] = None
+    lifetime: Annotated[Lifetime, Meta(description="bound: ends with the daemon. adoptable: survives it.")] = (
+        "adoptable"
+    )
+    restart: Annotated[Restart, Meta(description="When it is started again.")] = msgspec.field(default_factory=Restart)
+    stop: Annotated[Stop, Meta(description="How it is asked to leave.")] = msgspec.field(default_factory=Stop)
+    health: Annotated[Health | None, Meta(description="How we learn that it is ready and well.")] = None
+    limits: Annotated[Limits, Meta(description="What it may use.")] = msgspec.field(default_factory=Limits)
+    log: Annotated[Log, Meta(description="When its log is rotated and what is kept.")] = msgspec.field(
+        default_factory=Log
+    )
+    port: Annotated[bool, Meta(description="Give it a stable port in $PORT.")] = False
+    user: Annotated[str | None, Meta(description="Run as this user.")] = None
+    group: Annotated[str | None, Meta(description="Run as this group.")] = None
+    umask: Annotated[int | None, Meta(description="File mode mask, such as 0o077.")] = None
+    labels: Annotated[dict[str, str], Meta(description="Free words to filter by.")] = {}
+    satellite: Annotated[SatelliteSpec | None, Meta(description="Which account it joins, instead of a command.")] = None
 
     def __post_init__(self) -> None:
         force_setattr(self, "command", _own_command(self.command, self.satellite))

@@ -14,6 +14,9 @@ import pexpect
 import pytest
 
 from everdeck.cli import VERBS, main
+from everdeck.model import Stop, WorkerSpec
+from everdeck.registry import read_only
+from everdeck.statedir import StateDir
 from support.cli_daemon import EVERDECK, PATIENCE_SECONDS, Person, pidfd_of, until
 
 SLEEPER = ("--", "sleep", "1000")
@@ -54,6 +57,15 @@ def person(shared: Person) -> Iterator[Person]:
         yield shared
     finally:
         shared.types("rm", "--all", "--yes")
+
+
+def recorded_spec(person: Person, name: str) -> WorkerSpec:
+    """What the registry says the worker runs."""
+    registry = read_only(StateDir(person.state).registry)
+    try:
+        return next(record.spec for record in registry.records() if record.name == name)
+    finally:
+        registry.close()
 
 
 # --- help -------------------------------------------------------------------------------------------------------
@@ -355,6 +367,30 @@ def test_a_deep_state_directory_works(tmp_path: Path) -> None:
 
 
 # --- moving and mending -----------------------------------------------------------------------------------------
+
+
+def test_set_reaches_fields_that_have_no_option_of_their_own(person: Person) -> None:
+    """--set takes a path and a value as everdeck.toml has them, and refuses a path that there is not."""
+    person.types("start", "alice", "--set", "umask=0o077", "--set", "log.keep=3", "--grace", "0", *SLEEPER)
+
+    spec = recorded_spec(person, "alice")
+    assert (spec.umask, spec.log.keep, spec.stop.grace_seconds) == (0o077, 3, 0)
+    refused = person.types("start", "bob", "--set", "log.keeps=3", *SLEEPER, expect=2)
+    assert "log.keeps" in refused.stderr
+
+
+def test_options_are_laid_over_a_template(person: Person, tmp_path: Path) -> None:
+    """What is typed wins, field by field; a secret that is asked for as env is one."""
+    file = tmp_path / "everdeck.toml"
+    file.write_text('[template.bot]\ncommand = ["sleep", "1000"]\nstop = {signal = "INT", grace_seconds = 3}\n')
+    (tmp_path / "token").write_text("secret")
+    person.types("apply", str(file))
+
+    person.types("start", "alice", "--template", "bot", "--grace", "1", "--secret-env", f"TOKEN={tmp_path}/token")
+
+    assert recorded_spec(person, "alice").stop == Stop("INT", grace_seconds=1)
+    pid = person.worker("alice")["pid"]
+    assert b"TOKEN=secret" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
 def test_adopt_takes_over_what_somebody_else_started(person: Person, tmp_path: Path) -> None:

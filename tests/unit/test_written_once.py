@@ -5,7 +5,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from everdeck.model import State
+import msgspec
+import pytest
+
+from everdeck import config, specforms
+from everdeck.cli import start
+from everdeck.errors import SpecError
+from everdeck.model import Health, Limits, Log, Restart, State, Stop, WorkerSpec
+from everdeck.server import documents
 from everdeck.statedir import StateDir
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,3 +64,64 @@ def test_the_page_knows_the_same_live_states() -> None:
 
     assert found is not None
     assert set(re.findall(r"'([\w-]+)'", found[1])) == {state.value for state in State if state.is_live}
+
+
+# --- a field of the spec ----------------------------------------------------------------------------------------
+
+
+def test_every_form_of_a_spec_has_every_field() -> None:
+    """The file's tables, the API's request and its view are made from WorkerSpec; only hidden values differ."""
+    fields = set(WorkerSpec.__struct_fields__)
+
+    assert set(config.TemplateTable.__struct_fields__) == fields | {"to"}
+    assert set(config.WorkerTable.__struct_fields__) == fields | {"to", "template"}
+    assert set(documents.NewWorker.__struct_fields__) == fields | {"name", "spec", "template"}
+    hidden = {"env": "env_keys", "secrets": "secret_names"}
+    assert set(documents.SpecView.__struct_fields__) == {hidden.get(field, field) for field in fields}
+
+
+def test_the_schema_and_the_api_tell_each_field_in_the_words_of_the_spec() -> None:
+    """A description is written beside the field and shown wherever the field is."""
+    said = {name: spec["description"] for name, spec in properties(WorkerSpec).items()}
+    said_differently = {"cwd", "secrets", "satellite"}  # by file, relative to it, and with its options inline
+
+    for kind in (config.WorkerTable, documents.NewWorker):
+        told = properties(kind)
+        assert not [name for name in said.keys() - said_differently if told[name].get("description") != said[name]]
+
+
+def test_the_command_line_reaches_every_field() -> None:
+    """A named option stands for a field that there is, and --set takes each path of the spec."""
+    assert not [path for path in start.FIELDS.values() if path not in specforms.paths()]
+    for path in specforms.paths():
+        fields: dict[str, object] = {}
+        specforms.with_path(fields, path, "given")
+        assert list(fields) == [path.partition(".")[0]]
+    with pytest.raises(SpecError, match=r"restart\.polizy"):
+        specforms.with_path({}, "restart.polizy", "always")
+
+
+@pytest.mark.parametrize("kind", [WorkerSpec, Restart, Stop, Health, Limits, Log], ids=lambda kind: kind.__name__)
+def test_the_table_of_the_reference_has_each_field_with_its_default(kind: type[msgspec.Struct]) -> None:
+    """docs/reference/spec.md is written by hand; its fields and defaults are compared with the struct."""
+    page = (ROOT / "docs" / "reference" / "spec.md").read_text()
+    table = page.split(f"\n## `{kind.__name__}`\n")[1].split("\n## ")[0]
+    shown = {}
+    for row in re.findall(r"^\| (`[^|]*`) \| ([^|]*) \|", table, re.MULTILINE):
+        shown |= dict.fromkeys(re.findall(r"`(\w+)`", row[0]), row[1].strip())
+
+    for field in msgspec.structs.fields(kind):
+        default = field.default_factory if field.default is msgspec.NODEFAULT else field.default
+        told = shown.get(field.name, "nothing")
+        if told == "required":  # but for a satellite, which brings its own command
+            assert (kind, field.name) == (WorkerSpec, "command")
+        else:
+            value = default() if callable(default) else default
+            plain = f"`{type(value).__name__}()`" if isinstance(value, msgspec.Struct) else None
+            assert told == plain or ast.literal_eval(told.strip("`").replace("10_000_000", "10000000")) == value
+
+
+def properties(kind: type[msgspec.Struct]) -> dict[str, dict[str, object]]:
+    """The properties in the JSON Schema of a struct."""
+    found: dict[str, dict[str, object]] = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]
+    return found

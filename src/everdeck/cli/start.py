@@ -3,11 +3,26 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from everdeck.cli import DONE, USED_WRONGLY, output
 from everdeck.client import Client
 from everdeck.errors import SpecError
+
+# Options whose value is one field of the spec as it is; `--set` reaches every other one.
+FIELDS: Final = {
+    "inherit_env": "inherit_env",
+    "restart": "restart.policy",
+    "max_crashes": "restart.max_crashes",
+    "grace": "stop.grace_seconds",
+    "stop_signal": "stop.signal",
+    "open_files": "limits.open_files",
+    "notify": "health.notify",
+    "watchdog": "health.watchdog_seconds",
+    "health_http": "health.http",
+    "port": "port",
+    "user": "user",
+}
 
 SATELLITES = ("telegram", "gmail", "smtp", "cron")
 
@@ -40,6 +55,13 @@ def start_options(parser: ArgumentParser) -> None:
     parser.add_argument("--health-http", metavar="URL", help="such as http://127.0.0.1:$PORT/healthz")
     parser.add_argument("--user", metavar="USER", help="run as this user")
     parser.add_argument("--label", action="append", default=[], metavar="K=V", help="a word to filter by")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="any field of the spec, as in everdeck.toml: log.keep=3, umask=0o077, limits.pids=50",
+    )
     parser.add_argument("--replace", action="store_true", help="if it runs with another spec, stop it first")
     parser.add_argument("--json", action="store_true", help="print its status as JSON")
     parser.epilog = (
@@ -64,14 +86,8 @@ def start(options: Namespace) -> int:
         return USED_WRONGLY
     with Client(options.state) as client:
         if options.template:
-            allowed = {"env", "labels", "lifetime"}
-            if extra := own.keys() - allowed - {"secrets"}:
-                raise SpecError(
-                    ", ".join(sorted(extra)), "with --template", "set it in the template, or use -e, --label"
-                )
-            secrets = {key: secret["value"] for key, secret in own.pop("secrets", {}).items()}
             body = {"name": options.name, "template": options.template, **own}
-            body |= ({"command": command} if command else {}) | ({"secrets": secrets} if secrets else {})
+            body |= {"command": command} if command else {}
             status = client.document("POST", "/api/v1/workers", body, replace=int(options.replace))
         elif command or options.satellite:
             words = _satellite_command(options.satellite, command or []) if options.satellite else command
@@ -97,31 +113,40 @@ def start(options: Namespace) -> int:
 
 
 def _own_fields(options: Namespace) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "env": _pairs("--env", options.env),
-        "inherit_env": options.inherit_env,
-        "secrets": {
-            **{key: {"value": _read(file)} for key, file in _pairs("--secret", options.secret).items()},
-            **{
-                key: {"value": _read(file), "env": True}
-                for key, file in _pairs("--secret-env", options.secret_env).items()
-            },
+    """What was typed, as the fields of a spec; what was not typed is left out."""
+    from everdeck.specforms import with_path
+
+    secrets = {
+        **{key: {"value": _read(file)} for key, file in _pairs("--secret", options.secret).items()},
+        **{
+            key: {"value": _read(file), "env": True} for key, file in _pairs("--secret-env", options.secret_env).items()
         },
+    }
+    given: dict[str, Any] = {
+        "env": _pairs("--env", options.env),
+        "secrets": secrets,
+        "labels": _pairs("--label", options.label),
         "lifetime": "bound" if options.bound else None,
         "cwd": str(Path(options.cwd).resolve()) if options.cwd else None,
-        "restart": _given(policy=options.restart, max_crashes=options.max_crashes),
-        "stop": _given(grace_seconds=options.grace, signal=options.stop_signal),
-        "limits": _given(memory_bytes=_bytes(options.memory), open_files=options.open_files),
-        "health": _given(notify=options.notify or None, watchdog_seconds=options.watchdog, http=options.health_http),
-        "port": options.port or None,
-        "user": options.user,
-        "labels": _pairs("--label", options.label),
+        "limits.memory_bytes": _bytes(options.memory),
     }
-    return {key: value for key, value in fields.items() if value not in (None, {}, [])}
+    given |= {path: getattr(options, option) for option, path in FIELDS.items()}
+    typed = {path: value for path, value in given.items() if value is not False and value not in (None, {}, [])}
+    typed |= {path: _toml_value(text) for path, text in _pairs("--set", options.set).items()}
+    fields: dict[str, Any] = {}
+    for path, value in typed.items():
+        with_path(fields, path, value)
+    return fields
 
 
-def _given(**values: Any) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
+def _toml_value(text: str) -> Any:
+    """The value as it would stand in everdeck.toml; a text needs no quotes here."""
+    import tomllib
+
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def _pairs(option: str, given: list[str]) -> dict[str, str]:

@@ -215,7 +215,7 @@ async def show_detail(request: Asked, name: Name) -> WorkerDetail:
         for info in await deck.tree(name)
     ]
     crashes = [datetime.fromtimestamp(second, UTC) for second in await deck.crash_times(name)]
-    return WorkerDetail(status, _view(spec), layers, tree, crashes)
+    return WorkerDetail(status, SpecView.of(spec), layers, tree, crashes)
 
 
 @post(
@@ -593,27 +593,25 @@ def _etag(page: WorkerPage) -> str:
 
 def _spec_of(data: JSONBody[NewWorker], services: Services) -> WorkerSpec:
     """The spec a request asks for; reads the template's secret files, so it runs in a thread."""
-    own = {
-        field: value
-        for field in ("command", "env", "labels", "lifetime")
-        if (value := getattr(data, field)) is not UNSET
-    }
-    secrets = {} if data.secrets is UNSET else {key: Secret(value) for key, value in data.secrets.items()}
+    own = {key: value for key, value in msgspec.to_builtins(data).items() if key in WorkerSpec.__struct_fields__}
+    given = own.pop("secrets", {}).items()
+    secrets = {key: Secret(value) if isinstance(value, str) else Secret(**value) for key, value in given}
     if isinstance(data.spec, WorkerSpec):
         if data.template is not UNSET or own or secrets:
             raise SpecError("spec", "together with other fields", "either a whole spec, or a template and own fields")
         return data.spec
+    template: dict[str, Any] = {}
     if isinstance(data.template, str):
         templates = applying.remembered(services.deck.state_dir).templates
         if data.template not in templates:
             known = ", ".join(sorted(templates)) or "none; apply a everdeck.toml that has some"
             raise SpecError("template", data.template, f"one of the templates: {known}")
+        template = templates[data.template]
         own["labels"] = {"template": data.template, **own.get("labels", {})}
-        spec = spec_from_template(data.name, templates[data.template], own)
-        return msgspec.structs.replace(spec, secrets={**spec.secrets, **secrets})
-    if "command" not in own:
+    elif not own.keys() & {"command", "satellite"}:
         raise SpecError("command", "nothing", "a command, a whole spec, or a template")
-    return WorkerSpec.of(own.pop("command"), secrets=secrets, **own)
+    spec = spec_from_template(data.name, template, own)
+    return msgspec.structs.replace(spec, secrets={**spec.secrets, **secrets})
 
 
 async def _acted(services: Services, verb: Verb, name: str) -> WorkerStatus:
@@ -648,26 +646,6 @@ async def _stopped_together(services: Services, names: list[str]) -> None:
     known = {status.name for status in await services.deck.list()}
     with contextlib.suppress(EverdeckError):
         await services.deck.stop_many([name for name in names if name in known])
-
-
-def _view(spec: WorkerSpec) -> SpecView:
-    return SpecView(
-        command=spec.command,
-        cwd=spec.cwd,
-        lifetime=spec.lifetime,
-        restart=spec.restart,
-        stop=spec.stop,
-        health=spec.health,
-        limits=spec.limits,
-        log=spec.log,
-        port=spec.port,
-        user=spec.user,
-        group=spec.group,
-        labels=spec.labels,
-        satellite=spec.satellite,
-        env_keys=sorted(spec.env),
-        secret_names=sorted(spec.secrets),
-    )
 
 
 async def _log_dir(services: Services, name: str) -> Path:

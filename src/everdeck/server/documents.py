@@ -10,19 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from everdeck.model import (
-    Health,
-    Lifetime,
-    Limits,
-    Log,
-    Restart,
-    SatelliteSpec,
-    State,
-    Stop,
-    WorkerSpec,
-    WorkerStatus,
-)
+from everdeck.model import Lifetime, Secret, State, WorkerSpec, WorkerStatus
 from everdeck.server.problems import Problem
+from everdeck.specforms import optional_fields, view_fields
 
 NAME_RULE = Meta(
     description="1-128 characters of A-Z a-z 0-9 . _ - @ : +, but not '.' or '..'",
@@ -41,37 +31,41 @@ class WorkerPage(msgspec.Struct, frozen=True):
     next: str | None = None
 
 
-class NewWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+# The fields of a spec that a request may give beside a template, and a spec as it is shown: both made from WorkerSpec.
+_OwnFields: Any = msgspec.defstruct(
+    "_OwnFields",
+    [
+        ("name", Annotated[str, NAME_RULE]),
+        ("spec", WorkerSpec | UnsetType, UNSET),
+        ("template", str | UnsetType, UNSET),
+        *optional_fields(
+            parts=True,
+            secrets=Annotated[dict[str, str | Secret], Meta(description="Secrets with their values.")],
+            satellite=Annotated[str | dict[str, Any], Meta(description="Its kind, or kind and options, as in a file.")],
+        ),
+    ],
+    frozen=True,
+    forbid_unknown_fields=True,
+)
+_Shown: Any = msgspec.defstruct(
+    "_Shown",
+    view_fields(env={"env_keys": list[str]}, secrets={"secret_names": list[str]}),
+    frozen=True,
+)
+
+
+class NewWorker(_OwnFields):  # type: ignore[misc]  # made above
     """A worker to start: by a whole ``spec``, or by a ``template`` and what is special about this one."""
 
-    name: Annotated[str, NAME_RULE]
-    spec: WorkerSpec | UnsetType = UNSET
-    template: str | UnsetType = UNSET
-    command: tuple[str, ...] | UnsetType = UNSET
-    env: dict[str, str] | UnsetType = UNSET
-    secrets: dict[str, str] | UnsetType = UNSET
-    labels: dict[str, str] | UnsetType = UNSET
-    lifetime: Lifetime | UnsetType = UNSET
 
-
-class SpecView(msgspec.Struct, frozen=True):
+class SpecView(_Shown):  # type: ignore[misc]  # made above
     """A spec as it may be shown: names of environment variables and secrets, never their values."""
 
-    command: tuple[str, ...]
-    cwd: str | None
-    lifetime: Lifetime
-    restart: Restart
-    stop: Stop
-    health: Health | None
-    limits: Limits
-    log: Log
-    port: bool
-    user: str | None
-    group: str | None
-    labels: dict[str, str]
-    satellite: SatelliteSpec | None
-    env_keys: list[str]
-    secret_names: list[str]
+    @classmethod
+    def of(cls, spec: WorkerSpec) -> "SpecView":
+        """The view of a spec."""
+        shown = {name: getattr(spec, name) for name in spec.__struct_fields__ if name not in {"env", "secrets"}}
+        return cls(**shown, env_keys=sorted(spec.env), secret_names=sorted(spec.secrets))
 
 
 class LayerView(msgspec.Struct, frozen=True):
