@@ -55,12 +55,14 @@ def up(options: Namespace) -> int:
     if options.detach:
         return _detach(options)
     try:
-        from everdeck.server import daemon
+        from everdeck.server import TYPED_IN_ENV, daemon
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] == "everdeck":
             raise
         print(f"everdeck: {error.name} is not installed; pip install 'everdeck[server]'", file=sys.stderr)
         return FAILED
+    if (typed_in := os.environ.pop(TYPED_IN_ENV, None)) is not None:
+        os.chdir(typed_in)
     settings = _settings(options)
     ready_fd = os.environ.pop(READY_FD_ENV, None)
     chosen = daemon.DaemonOptions(state_dir=options.state, ready=_ready(ready_fd), **settings)
@@ -118,8 +120,11 @@ def _detach(options: Namespace) -> int:
     """Start the daemon in a session of its own and wait until it says that it is ready, or why it is not."""
     import subprocess
 
+    from everdeck.deck.home import make_state_dir
+    from everdeck.server import TYPED_IN_ENV
+
     state: Path = options.state
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_state_dir(state)
     log_path = state / DAEMON_LOG
     arguments = [word for word in sys.argv[1:] if word != "--detach"]
     if options.log_file is None:
@@ -127,17 +132,19 @@ def _detach(options: Namespace) -> int:
     else:
         log_path = Path(options.log_file)
     read_fd, write_fd = os.pipe()
-    log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     begins_at = os.fstat(log_fd).st_size
     try:
         daemon = subprocess.Popen(  # noqa: TID251 - the daemon is no worker: nobody supervises it from here
-            [sys.executable, "-m", "everdeck.cli", *arguments],
+            # Never from where it was typed: a module that somebody put there would run as us.
+            [sys.executable, "-P", "-m", "everdeck.cli", *arguments],
+            cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log_fd,
             start_new_session=True,
             pass_fds=(write_fd,),
-            env={**os.environ, READY_FD_ENV: str(write_fd)},
+            env={**os.environ, READY_FD_ENV: str(write_fd), TYPED_IN_ENV: str(Path.cwd())},
         )
     finally:
         os.close(write_fd)

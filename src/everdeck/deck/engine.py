@@ -21,10 +21,9 @@ from typing import Any, Final
 
 import msgspec
 
-from everdeck import child, disk
-from everdeck.crashpoints import crash_point
+from everdeck import child
 from everdeck.errors import LimitUnavailable, PortUnavailable, RegistryUnavailable, SpecError, StateDirRefused
-from everdeck.kernel import containment, flock, lifeline, spawn
+from everdeck.kernel import containment, credentials, flock, lifeline, spawn
 from everdeck.logs import files as logfiles
 from everdeck.model import Cookie, Identity, Secret, WorkerName, WorkerSpec
 from everdeck.statedir import DATA, LOCK, LOG, PARTS, SECRETS
@@ -148,29 +147,28 @@ class Engine:
             raise _refused(err, Path(home)) from err
 
     def _furnish(self, home: Path, spec: WorkerSpec) -> None:
-        """The rarer parts of a worker's home: what a crash left out, secrets, another account's rights."""
+        """The rarer parts of a worker's home: what a crash left out, secrets, another account's rights.
+
+        Only ``data`` is the account's. Everything else in here is ours, so that no name in it can be a worker's trap.
+        """
         for part in PARTS:
             (home / part).mkdir(mode=0o700, exist_ok=True)
         account = _privileges(spec)
-        folder = home / SECRETS
-        for secret_name, secret in spec.secrets.items():
-            if secret.value is None:  # kept: the file has it
-                continue
-            disk.replace_file(folder / secret_name, secret.value.encode())
-            crash_point("start.secret-written")
-        if account is not None and account.uid is not None:
+        uid = None if account is None else account.uid
+        credentials.keep(home / SECRETS, {key: secret.value for key, secret in spec.secrets.items()}, uid)
+        if account is not None and uid is not None:
             # The worker's account must reach its own directories and nothing of the others.
             for directory in (self.workers_dir.parent, self.workers_dir, home):
                 directory.chmod(0o711)
-            for path in (home / DATA, folder, *folder.iterdir()):
-                os.chown(path, account.uid, -1 if account.gid is None else account.gid)
+            data_fd = os.open(home / DATA, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fchown(data_fd, uid, -1 if account.gid is None else account.gid)
+            finally:
+                os.close(data_fd)
 
     def forget_stale_secrets(self, name: WorkerName, spec: WorkerSpec) -> None:
         """Remove the files of secrets that the spec no longer has; call it when the spec is recorded."""
-        folder = self.home(name) / SECRETS
-        with contextlib.suppress(OSError):  # a file that cannot be removed now is removed with the next start
-            for stale in {entry.name for entry in folder.iterdir()} - set(spec.secrets):
-                (folder / stale).unlink()
+        credentials.forget(self.home(name) / SECRETS, spec.secrets)
 
     def same_secrets(self, name: WorkerName, spec: WorkerSpec) -> bool:
         """Would :meth:`prepare` change any secret of the worker?"""
@@ -179,7 +177,7 @@ class Engine:
             if secret.value is None:
                 continue
             try:
-                if (folder / secret_name).read_bytes() != secret.value.encode():
+                if credentials.read(folder, secret_name) != secret.value.encode():
                     return False
             except OSError:
                 return False
@@ -242,10 +240,7 @@ class Engine:
         The values of secrets stay where they are: in their files.
         """
         environment = containment.environment_of(pid)
-        folder = self.home(name) / SECRETS
-        kept = (
-            {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")} if folder.is_dir() else set()
-        )
+        kept = credentials.names(self.home(name) / SECRETS)
         ours = {*PASSED_THROUGH, *kept, *_WRITTEN_BY_US, *_WRITTEN_BY_SHELLS}
         fields: dict[str, Any] = {
             "env": {key: value for key, value in environment.items() if key not in ours},
@@ -307,7 +302,7 @@ class Engine:
             env[child.CREDENTIALS_DIRECTORY_ENV] = f"{home}/{SECRETS}"
             for secret_name, secret in spec.secrets.items():
                 if secret.env:
-                    env[secret_name] = _secret_value(Path(home, SECRETS, secret_name), secret_name)
+                    env[secret_name] = _secret_value(Path(home, SECRETS), secret_name)
         return env | spec.env
 
 
@@ -375,13 +370,12 @@ def _group(group: str) -> int:
         raise SpecError("group", group, "a group of this machine") from None
 
 
-def _secret_value(path: Path, name: str) -> str:
+def _secret_value(folder: Path, name: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as err:
-        raise SpecError(
-            f"secrets[{name!r}]", f"a file that cannot be read ({err.strerror})", "start with its value"
-        ) from err
+        return credentials.read(folder, name).decode()
+    except (OSError, UnicodeDecodeError) as err:
+        why = err.strerror if isinstance(err, OSError) else "not UTF-8"
+        raise SpecError(f"secrets[{name!r}]", f"a file that cannot be read ({why})", "start with its value") from err
 
 
 def _refused(err: OSError, path: Path) -> StateDirRefused | RegistryUnavailable:

@@ -257,7 +257,8 @@ def _spawned(channel: socket.socket, state_dir: Path | None) -> Child:
         said = nothing = files.enter_context(open(os.devnull, "r+b", buffering=0))  # noqa: PTH123 - raw descriptors
         if state_dir is not None:
             with contextlib.suppress(OSError):  # a full disk takes away its voice, not the guardian
-                said = files.enter_context((state_dir / LOG_NAME).open("ab", buffering=0))
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                said = files.enter_context(os.fdopen(os.open(state_dir / LOG_NAME, flags, 0o600), "ab", buffering=0))
         return spawn(
             # Without site and the current directory: it finds what we found, and starts sooner.
             [

@@ -10,8 +10,10 @@ import contextlib
 import errno
 import json
 import os
+import pwd
 import secrets
 import shutil
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -50,10 +52,9 @@ class DeckHome:
 
     def open(self) -> Inherited:
         """Make the directory if need be and take its lock, or say who has it."""
+        make_state_dir(self.state_dir)
         try:
-            self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.workers_dir.mkdir(mode=0o700, exist_ok=True)
-            self._close_to_others()
         except OSError as err:
             raise StateDirRefused(f"{self.state_dir}: {err.strerror} (errno {err.errno})") from err
         inherited = self._inherited()
@@ -171,10 +172,57 @@ class DeckHome:
             os.set_inheritable(fd, False)  # noqa: FBT003
         return Inherited(told["lock_fd"], told["notify_fd"], told["lifelines"], told["guardian"])
 
-    def _close_to_others(self) -> None:
-        mode = self.state_dir.stat().st_mode & 0o777
-        if mode & 0o066:  # others may pass (workers of another account need it), never list, read or write
-            self.state_dir.chmod(0o700)
+
+def make_state_dir(state_dir: Path) -> None:
+    """Make the directory if need be; refuse one in which somebody else could put his own files in place of ours.
+
+    For root that would be everybody's way to root, so all directories above are looked at as well. Others may pass
+    through the directory (workers of another account need it), never list, read or write.
+    """
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            facts = os.fstat(fd)
+            if facts.st_uid != os.geteuid():
+                raise StateDirRefused(
+                    f"{state_dir}: belongs to {_account_name(facts.st_uid)}, and this is "
+                    f"{_account_name(os.geteuid())}; give it to the account that owns the deck, or use another one"
+                )
+            if facts.st_mode & 0o066:
+                os.fchmod(fd, facts.st_mode & 0o711)
+        finally:
+            os.close(fd)
+        places = StateDir(state_dir)
+        for path in (places.registry, places.workers):
+            if path.is_symlink():
+                raise StateDirRefused(f"{path}: a link where our own file belongs; remove it")
+        if os.geteuid() == 0:
+            for above in Path(os.path.realpath(state_dir)).parents:
+                _refuse_unsafe_for_root(above, state_dir)
+    except OSError as err:
+        raise StateDirRefused(f"{state_dir}: {err.strerror} (errno {err.errno})") from err
+
+
+def _refuse_unsafe_for_root(above: Path, state_dir: Path) -> None:
+    facts = above.stat()
+    if facts.st_uid != 0:
+        why = f"belongs to {_account_name(facts.st_uid)}, who could replace what is in it"
+    elif facts.st_mode & stat.S_IWOTH and not facts.st_mode & stat.S_ISVTX:
+        why = "may be written by everybody"
+    else:
+        return
+    raise StateDirRefused(
+        f"{state_dir}: no place for a deck that root owns, because {above} {why}; "
+        f"use a directory such as /var/lib/everdeck"
+    )
+
+
+def _account_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
 
 
 def owner_pid(state_dir: Path) -> int | None:

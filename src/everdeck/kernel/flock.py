@@ -42,7 +42,7 @@ def take(path: Path) -> int | None:
         # Between our open and our lock the file may have been removed with its worker; a lock on the old
         # inode would exclude nobody.
         try:
-            if os.path.samestat(os.fstat(fd), os.stat(path)):  # noqa: PTH116 - the raw call, for samestat
+            if os.path.samestat(os.fstat(fd), os.lstat(path)):
                 return fd
         except FileNotFoundError:
             pass
@@ -52,7 +52,7 @@ def take(path: Path) -> int | None:
 def is_held(path: Path) -> bool:
     """Does anybody hold the lock? A missing file is held by nobody."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     except OSError as err:
@@ -137,7 +137,8 @@ def _try(fd: int, path: Path, kind: int) -> bool:
 
 def _open(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # A link would let whoever made it choose the file that is made, locked and, for deck.lock, written.
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError as err:
         raise _translated(err, path) from err
 
@@ -145,4 +146,6 @@ def _open(path: Path) -> int:
 def _translated(err: OSError, path: Path) -> KernelError | StateDirRefused:
     if err.errno in {errno.EMFILE, errno.ENFILE}:
         return ResourceExhausted(f"{path}: {err.strerror}; raise the limit of open files (ulimit -n)")
+    if err.errno == errno.ELOOP:
+        return StateDirRefused(f"{path}: a link where our own file belongs; remove it")
     return StateDirRefused(f"{path}: {err.strerror} (errno {err.errno})")

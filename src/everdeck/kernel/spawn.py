@@ -69,6 +69,21 @@ class Child:
     pid: int
 
 
+def make_files_private(given: int | None = None) -> int:
+    """From now on this process makes files for its own account only; its workers keep the umask it had, or the given.
+
+    For a program of its own (the daemon). Inside a host the umask is the host's business, and each file of ours says
+    its mode itself.
+    """
+    global _workers_umask  # noqa: PLW0603 - the umask is one per process, and so is this note of it
+    before = os.umask(0o077)
+    _workers_umask = before if given is None else given
+    return _workers_umask
+
+
+_workers_umask: int | None = None
+
+
 def spawn(
     command: Sequence[str],
     *,
@@ -87,6 +102,8 @@ def spawn(
     The child has 0, 1, 2 and ``keep_fds`` open and nothing else. When the program cannot be executed,
     :class:`SpawnFailed` names it and the errno, and no process is left behind.
     """
+    if umask is None:
+        umask = _workers_umask
     if before_exec.asks_for_something() or privileges is not None or _signals_need_undoing():
         return _spawn_through_launcher(
             command, env, cwd, (stdin_fd, stdout_fd, stderr_fd), keep_fds, umask, privileges, before_exec

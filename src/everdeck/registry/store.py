@@ -163,6 +163,7 @@ class Registry:
     @classmethod
     def _open(cls, path: Path) -> Self:
         with _translated(path):
+            _make_private(path)
             connection = _connect(path)
         try:
             with _translated(path):
@@ -174,7 +175,6 @@ class Registry:
                 connection.execute("PRAGMA cache_size = -256")
                 _migrate(connection, path)
                 _check(connection)
-                os.chmod(path, 0o600)  # noqa: PTH101 - beside the other raw calls
         except BaseException:
             connection.close()
             raise
@@ -348,6 +348,19 @@ def _connect(path: Path, mode: str = "rwc") -> sqlite3.Connection:
         check_same_thread=False,
         cached_statements=64,
     )
+
+
+def _make_private(path: Path) -> None:
+    """0600 before SQLite opens it: the journal beside it gets the mode that the file has at that moment."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    os.close(os.open(path, flags | os.O_CREAT, 0o600))
+    for suffix in ("", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(f"{path}{suffix}", flags)
+            try:
+                os.fchmod(fd, 0o600)
+            finally:
+                os.close(fd)
 
 
 def _refuse_newer(connection: sqlite3.Connection, path: Path) -> None:

@@ -2,3 +2,8 @@
 
 Everything here is a thin layer on :class:`everdeck.deck.AsyncDeck`, in the same event loop and the same process.
 """
+
+from typing import Final
+
+TYPED_IN_ENV: Final = "EVERDECK_TYPED_IN"
+"""Where the command was typed: a daemon starts in / and goes there once everything it is made of is loaded."""

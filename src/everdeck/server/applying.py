@@ -18,6 +18,7 @@ from everdeck import disk
 from everdeck.crashpoints import crash_point
 from everdeck.deck import AsyncDeck
 from everdeck.errors import EverdeckError, RegistryUnavailable
+from everdeck.kernel import credentials
 from everdeck.model import WorkerSpec, WorkerStatus, worker_name
 from everdeck.server.documents import Applied, ApplyRequest, BulkResult, Change
 from everdeck.server.problems import problem_of
@@ -153,7 +154,7 @@ def _read_secrets(folder: Path, names: tuple[str, ...]) -> dict[str, str | None]
     values: dict[str, str | None] = {}
     for name in names:
         try:
-            values[name] = (folder / name).read_text(encoding="utf-8")
+            values[name] = credentials.read(folder, name).decode()
         except (OSError, UnicodeDecodeError):
             values[name] = None
     return values

@@ -29,8 +29,9 @@ from everdeck import child
 from everdeck.config import Config
 from everdeck.deck import AsyncDeck
 from everdeck.errors import DeckError
+from everdeck.kernel import spawn
 from everdeck.model import Event, WorkerStatus
-from everdeck.server import applying
+from everdeck.server import TYPED_IN_ENV, applying
 from everdeck.server.app import create_app
 from everdeck.server.auth import Keys, token_of
 from everdeck.server.documents import Applied, ApplyRequest
@@ -92,6 +93,8 @@ class _Daemon:
         self._address = address
         self._out = out
         self._carried: dict[str, Any] = json.loads(os.environ.pop(REEXEC_ENV, "{}"))
+        # Whatever we make is for our account only; workers have the umask that we were started with.
+        self._umask = spawn.make_files_private(self._carried.get("umask"))
         self._leave = asyncio.Event()
 
     async def live(self) -> int:
@@ -211,12 +214,18 @@ class _Daemon:
     async def _reexec(self, deck: AsyncDeck, services: Services, front: HttpFront) -> NoReturn:
         child.notify("RELOADING=1", f"MONOTONIC_USEC={_monotonic_usec()}")
         services.close()
-        carried: dict[str, Any] = dict(await front.handover())
+        carried: dict[str, Any] = {**await front.handover(), "umask": self._umask}
         _log.info("continuing as pid %d with the installed code", os.getpid())
         logging.shutdown()
         self._out.flush()
         environment = {**os.environ, **deck.prepare_reexec(), REEXEC_ENV: json.dumps(carried)}
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - the same command line, by its own path
+        environment[TYPED_IN_ENV] = str(Path.cwd())
+        # The same command line, by its own path; and nothing is imported from where it was typed.
+        script = os.path.abspath(sys.argv[0])  # noqa: PTH100, ASYNC240 - resolve() would leave a virtual environment; no I/O
+        words = [script if word == sys.argv[0] else word for word in sys.orig_argv[1:]]
+        words = [sys.executable, *([] if sys.flags.safe_path else ["-P"]), *words]
+        os.chdir("/")
+        os.execve(sys.executable, words, environment)  # noqa: S606 - replacing the program is the point
 
     async def _say_leaving(self, deck: AsyncDeck) -> None:
         statuses = [status for status in await deck.list() if status.state.is_live]
@@ -255,11 +264,12 @@ def summary(applied: Applied) -> list[str]:
 
 async def _preflight(state_dir: Path) -> str | None:
     """Try the installed code in a process of its own: import it, read the registry. None if it is fit, else why not."""
-    command = (sys.executable, "-m", "everdeck.cli", "preflight", "--state", str(state_dir))
+    command = (sys.executable, "-P", "-m", "everdeck.cli", "preflight", "--state", str(state_dir))
     try:
         async with asyncio.timeout(PREFLIGHT_SECONDS):
             process = await asyncio.create_subprocess_exec(
                 *command,
+                cwd="/",
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
