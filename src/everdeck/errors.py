@@ -106,6 +106,7 @@ class WorkerFailed(EverdeckError):
 
     def __init__(self, worker: str, why: str) -> None:
         self.worker = worker
+        self.why = why
         super().__init__(f"worker {worker!r} has failed ({why}); look at its log, then reset it to start it again")
 
 
@@ -142,6 +143,7 @@ class StopFailed(EverdeckError):
     def __init__(self, worker: str, survivors: tuple[int, ...], why: str) -> None:
         self.worker = worker
         self.survivors = survivors
+        self.why = why
         super().__init__(f"worker {worker!r}: still alive after SIGKILL: {survivors or 'unknown holders'}: {why}")
 
 
@@ -198,6 +200,7 @@ class SpawnFailed(KernelError):
     def __init__(self, program: str, errno: int, what: str = "exec") -> None:
         self.program = program
         self.errno = errno
+        self.what = what
         super().__init__(f"cannot start {program!r}: {what}: {os.strerror(errno)} (errno {errno})")
 
 
