@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 _HOME = {
     "AsyncDeck": "everdeck.deck",
     "Deck": "everdeck.deck",
+    "open": "everdeck.deck.facade",
     "Containment": "everdeck.model",
     "Event": "everdeck.model",
     "EventKind": "everdeck.model",
@@ -52,6 +53,7 @@ _HOME = {
 
 if TYPE_CHECKING:
     from everdeck.deck import AsyncDeck as AsyncDeck, Deck as Deck
+    from everdeck.deck.facade import open as open  # noqa: A004 - said as everdeck.open
     from everdeck.errors import (
         DeckClosed as DeckClosed,
         DeckOwned as DeckOwned,
@@ -93,7 +95,8 @@ if TYPE_CHECKING:
         Verbs as Verbs,
     )
 
-__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604 - the names are the table above, written once
+# The names are the table above, written once; `open` is said as everdeck.open and must not hide the builtin.
+__all__ = ["__version__", *sorted(set(_HOME) - {"open"})]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

@@ -252,3 +252,13 @@ class Verbs(Protocol):
 
     async def members(self) -> builtins.list[Member]:
         """Every process that has the deck open, its owner first."""
+
+
+class OpenDeck(Verbs, Protocol):
+    """A deck with its beginning and its end."""
+
+    async def open(self) -> object:
+        """Reach it; raises what keeps it from being reached."""
+
+    async def close(self) -> None:
+        """Let go of it."""

@@ -16,8 +16,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from everdeck.clock import Clock
-from everdeck.deck.deck import ALL_LAYERS, AsyncDeck
+from everdeck.deck.deck import AsyncDeck
 from everdeck.deck.durability import DurabilityMode
+from everdeck.deck.owner import ALL_LAYERS
 from everdeck.errors import DeckClosed
 from everdeck.model import Event, Layer, ProcessInfo, WorkerSpec, WorkerStatus
 from everdeck.verbs import Abilities, Inspection, Member, Workers
@@ -26,17 +27,19 @@ _Answer = TypeVar("_Answer")
 
 
 class Deck:
-    """All workers of one state directory. Opening recovers; leaving stops the bound workers only."""
+    """All workers of one place. Opening recovers; leaving stops the bound workers only."""
 
     def __init__(
         self,
-        state_dir: str | os.PathLike[str],
+        where: str | os.PathLike[str],
         *,
+        join: bool = True,
+        token: str | None = None,
         clock: Clock | None = None,
         layers: Iterable[str] = ALL_LAYERS,
         durability: DurabilityMode = "power",
     ) -> None:
-        self._deck = AsyncDeck(state_dir, clock=clock, layers=layers, durability=durability)
+        self._deck = AsyncDeck(where, join=join, token=token, clock=clock, layers=layers, durability=durability)
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop()
         self._submitting = threading.Lock()  # so that nothing is handed to a loop that will not run any more
@@ -68,7 +71,7 @@ class Deck:
 
     @property
     def owner_pid(self) -> int:
-        """The pid that owns the deck: ours."""
+        """The pid that owns the deck."""
         return self._deck.owner_pid
 
     def start(
@@ -196,7 +199,7 @@ class Deck:
         if os.getpid() != self._pid:
             verb.close()
             raise DeckClosed(
-                f"the deck {self._deck.state_dir} was opened by pid {self._pid}; this process is a fork of it: "
+                f"the deck {self._deck.where} was opened by pid {self._pid}; this process is a fork of it: "
                 f"open a deck of its own here, or ask the owner"
             )
         if threading.current_thread() is self._thread:
@@ -206,12 +209,12 @@ class Deck:
             loop = self._loop
             if loop is None:
                 verb.close()
-                raise DeckClosed(f"the deck {self._deck.state_dir} is closed; open it again with Deck(...)")
+                raise DeckClosed(f"the deck {self._deck.where} is closed; open it again with Deck(...)")
             answer = asyncio.run_coroutine_threadsafe(verb, loop)
         try:
             return answer.result()
         except concurrent.futures.CancelledError:
-            raise DeckClosed(f"the deck {self._deck.state_dir} was closed by another thread meanwhile") from None
+            raise DeckClosed(f"the deck {self._deck.where} was closed by another thread meanwhile") from None
 
     def _run_loop(self) -> None:
         """The thread's whole life. It also closes the loop: the caller's thread may have a running loop of its own."""
@@ -233,6 +236,11 @@ class Deck:
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
             self._thread.join()
+
+
+def open(where: str | os.PathLike[str], *, token: str | None = None, join: bool = True) -> Deck:  # noqa: A001 - said as everdeck.open
+    """The deck at a directory of this machine, in a namespace of a cluster (``kubernetes:NAME``) or behind a URL."""
+    return Deck(where, join=join, token=token)
 
 
 async def _end_tasks() -> None:

@@ -1,7 +1,7 @@
 """What one open deck holds, for the modules that act on it: the registry, the engine, the watchers, the workers.
 
 Each of :mod:`starting`, :mod:`ending`, :mod:`healing`, :mod:`hearing` and :mod:`recovery` owns one kind of act and
-finds everything it needs here; the verbs in :mod:`everdeck.deck.deck` put them together.
+finds everything it needs here; the verbs in :mod:`everdeck.deck.owner` put them together.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Parts:
     notify: NotifySocket
     engine: Engine
     guardian: GuardianLink
-    logs: LogKeeper
+    logs: LogKeeper = field(init=False)
     gatherer: Gatherer = field(init=False)
     health: HealthKeeper = field(init=False)
     workers: dict[str, Worker] = field(default_factory=dict)

@@ -1,0 +1,785 @@
+"""The owner of a state directory: the verbs on its workers, inside an event loop.
+
+Opening a deck is recovering a deck; there is no other way to start, and no clean shutdown that anything relies on.
+Every verb records its intent, acts, and records the outcome; between the steps stand the crash points. The kernel
+is asked, never remembered: what the registry says about a process is believed only after its identity was compared.
+
+Verbs on one worker take turns; verbs on different workers do not wait for each other. Nothing polls: deaths come from
+pidfds, restarts from one timer per waiting worker, and a deck whose workers just run does not wake up.
+
+How a verb acts is told in the modules beside this one: :mod:`starting`, :mod:`ending`, :mod:`healing`, :mod:`hearing`,
+:mod:`recovery`. What people type is :class:`everdeck.deck.deck.AsyncDeck`.
+"""
+
+import asyncio
+import builtins
+import contextlib
+import difflib
+import logging
+import os
+import uuid
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from msgspec.structs import replace
+
+from everdeck.clock import Clock
+from everdeck.crashpoints import crash_point
+from everdeck.deck.durability import Durability, DurabilityMode
+from everdeck.deck.ending import Ending
+from everdeck.deck.engine import Engine
+from everdeck.deck.events import EventStream
+from everdeck.deck.gather import Gatherer
+from everdeck.deck.guardian_link import GuardianLink
+from everdeck.deck.healing import Healing
+from everdeck.deck.health import HealthKeeper
+from everdeck.deck.hearing import Hearing
+from everdeck.deck.home import DeckHome, Inherited
+from everdeck.deck.observe import layers_of, status_of
+from everdeck.deck.parts import Parts
+from everdeck.deck.recovery import Recovery
+from everdeck.deck.starting import Order, Starting
+from everdeck.deck.watch import DeathWatch
+from everdeck.deck.worker import Worker
+from everdeck.errors import (
+    DeckClosed,
+    EverdeckError,
+    RegistryError,
+    SpecChanged,
+    SpecError,
+    UnknownWorker,
+    WorkerFailed,
+)
+from everdeck.kernel import containment, flock
+from everdeck.kernel import identity as ids
+from everdeck.kernel.notify import NotifySocket
+from everdeck.kernel.usage import describe
+from everdeck.logs import keeper as deck_logs
+from everdeck.model import (
+    Event,
+    EventKind,
+    Layer,
+    ProcessInfo,
+    State,
+    WorkerName,
+    WorkerSpec,
+    WorkerStatus,
+    worker_name,
+)
+from everdeck.registry import Record, Registry
+from everdeck.registry.store import encoded_spec
+from everdeck.verbs import Abilities, Inspection, Member, Run, Verbs, Workers
+
+_log: Final = logging.getLogger("everdeck.deck")
+
+_Answer = TypeVar("_Answer")
+
+_GROUP: Final = 64  # starts that share the commit of their intents
+
+ALL_LAYERS: Final = frozenset({"L1", "L2", "L3", "L4"})
+"""The four layers of a bound worker; tests switch some off to show that each holds alone."""
+
+
+class Owner:
+    """All workers of one state directory, in the one process that holds its lock. Made by :meth:`open`."""
+
+    def __init__(self, home: DeckHome, parts: Parts, deck_id: str) -> None:
+        self.state_dir = home.state_dir
+        self.deck_id = deck_id
+        self.owner_pid = os.getpid()
+        self._home = home
+        self._parts_open: Parts | None = parts
+        self._closing: asyncio.Task[None] | None = None
+        self._verbs: set[asyncio.Task[Any]] = set()
+        self._ending = Ending(parts)
+        self._starting = Starting(parts, self._ending)
+        self._healing = Healing(parts, self._ending, self._starting)
+        self._recovery = Recovery(parts, self._ending, self._starting, self._healing)
+        self._hearing = hearing = Hearing(parts, self._starting, self._healing)
+        parts.logs = deck_logs.LogKeeper(hearing.log_rotated)
+        parts.gatherer = Gatherer(hearing.gathered, parts.loop)
+        parts.health = HealthKeeper(
+            hearing.became_ready,
+            hearing.became_unhealthy,
+            hearing.became_healthy,
+            hearing.said_status,
+            hearing.said_event,
+        )
+
+    # --- opening and closing ------------------------------------------------------------------------------------
+
+    @classmethod
+    async def open(
+        cls,
+        state_dir: Path,
+        *,
+        clock: Clock | None = None,
+        layers: frozenset[str] = ALL_LAYERS,
+        durability: DurabilityMode = "power",
+    ) -> Self:
+        """Own the state directory and recover everything in it, or :class:`DeckOwned`."""
+        home = DeckHome(state_dir)
+        inherited = home.open()
+        try:
+            crash_point("open.locked")
+            registry = Registry.open(home.registry_path, ids.boot_id())
+            deck_id = registry.meta("deck_id") or uuid.uuid4().hex[:16]
+            parts = _open_parts(home, registry, inherited, clock or Clock(), layers, durability, deck_id)
+        except BaseException:
+            home.close()
+            raise
+        owner = cls(home, parts, deck_id)
+        await owner._recover(parts, inherited)
+        return owner
+
+    async def _recover(self, parts: Parts, inherited: Inherited) -> None:
+        parts.health.open()
+        parts.logs.open()
+        parts.loop.add_reader(parts.notify.fileno(), self._hearing.heard)
+        _open_owners.add(self)
+        try:
+            if inherited.guardian is not None:
+                parts.guardian.inherit(inherited.guardian)
+            await self._recovery.recover(self.owner_pid, inherited)
+        except BaseException:
+            self._parts_open = None
+            await self._let_go(parts)
+            raise
+
+    async def close(self) -> None:
+        """Stop the bound workers, leave the adoptable ones running, and let go of the directory.
+
+        Verbs that are being carried out are finished first; whoever calls one from now on is refused.
+        """
+        if self._parts_open is None or os.getpid() != self.owner_pid:
+            return
+        if self._closing is None:
+            self._closing = self._parts_open.loop.create_task(self._close(self._parts_open))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, parts: Parts) -> None:
+        parts.closing = True
+        await parts.tasks.end()
+        try:
+            async with parts.turns.of_all(list(parts.workers)):
+                workers = [parts.workers[name] for name in sorted(parts.workers)]
+                bound = [one for one in workers if one.has_process and one.record.spec.lifetime == "bound"]
+                if bound:  # they stay wanted: the next owner starts them again, as after a crash
+                    await self._ending.stop(bound, wanted="running")
+        except (EverdeckError, OSError):
+            _log.exception("closing: some bound workers could not be stopped; the next owner ends them")
+        self._parts_open = None
+        self._closing = None
+        await self._let_go(parts)
+
+    async def _let_go(self, parts: Parts) -> None:
+        """Close everything; workers that are left are the next owner's."""
+        parts.closing = True
+        _open_owners.discard(self)
+        for worker in parts.workers.values():
+            worker.cancel_timer()
+        await parts.tasks.end()
+        await parts.health.close()
+        parts.logs.close()
+        await parts.guardian.close()
+        parts.gatherer.close(parts.engine.cgroup_home)
+        parts.loop.remove_reader(parts.notify.fileno())
+        parts.notify.close()
+        parts.events.close()
+        parts.engine.close()
+        await parts.durability.close()
+        parts.registry.close()
+        parts.watch.close()
+        for worker in parts.workers.values():
+            worker.let_go()
+        self._home.close()
+
+    def forget_in_fork(self) -> None:
+        """In a forked copy of the owner: let go of everything whose copy would speak for the owner."""
+        parts, self._parts_open = self._parts_open, None
+        if parts is not None:
+            parts.watch.close_in_fork()
+        self._home.close_in_fork()
+
+    def prepare_reexec(self) -> dict[str, str]:
+        """Make what must survive an exec in place inheritable; returns the environment that tells the next image.
+
+        The caller calls :func:`os.execve` at once. Same pid, so children stay children; the deck's lock, the lifelines
+        of bound workers, the ear for notifications and the guardian's line are carried over as descriptors.
+        """
+        parts = self._parts()
+        lifelines = {one.name: one.lifeline.write_fd for one in parts.workers.values() if one.lifeline is not None}
+        return self._home.hand_over(lifelines, parts.notify.fileno(), parts.guardian.hand_over())
+
+    # --- verbs that act -----------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        name: str | int,
+        command: Sequence[str | PurePath] | WorkerSpec | None = None,
+        *,
+        replace: bool = False,
+        **fields: Any,
+    ) -> WorkerStatus:
+        """Start a worker; return when its program has been exec'ed and recorded.
+
+        Without a command a known worker is started again. A running worker with the same spec is left alone; with
+        another spec :class:`SpecChanged` is raised unless ``replace`` is true.
+        """
+        key = worker_name(name)
+        spec = self._checked_spec("command", command, fields)
+        parts = self._parts()
+        verb = self._start(key, spec, may_replace=replace)
+        # A start that has nobody to stop first is over in one go: there is nothing in it to be interrupted.
+        if key in parts.workers:
+            return await self._to_its_end(verb)
+        status = await verb
+        await parts.durability.answerable()
+        return status
+
+    async def _start(self, key: WorkerName, spec: WorkerSpec | None, *, may_replace: bool) -> WorkerStatus:
+        answer = (await self._start_group({key: spec}, may_replace=may_replace))[key]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    async def start_many(
+        self,
+        workers: Workers,
+        *,
+        replace: bool = False,
+        progress: Callable[[str, WorkerStatus | Exception], None] | None = None,
+        **fields: Any,
+    ) -> builtins.list[WorkerStatus]:
+        """Start many: what :meth:`start` promises for each, at a lower price, because they share their commits.
+
+        ``workers`` maps names to commands or specs (None: the worker as it is known); ``fields`` are for all of them.
+        Everything is checked before anything is started. A worker that cannot be started does not
+        keep the others from it: ``progress`` hears of each as it is started or refused, and in the end the refusals
+        are raised together as an :class:`ExceptionGroup`.
+        """
+        wanted: dict[WorkerName, WorkerSpec | None] = {}
+        for name, command in workers.items():
+            key = worker_name(name)
+            if key in wanted:
+                raise SpecError("workers", key, "each name once")
+            wanted[key] = self._checked_spec(f"workers[{key!r}]", command, fields)
+        return await self._to_its_end(self._start_many(wanted, progress, may_replace=replace))
+
+    async def _start_many(
+        self,
+        wanted: Mapping[WorkerName, WorkerSpec | None],
+        progress: Callable[[str, WorkerStatus | Exception], None] | None,
+        *,
+        may_replace: bool,
+    ) -> builtins.list[WorkerStatus]:
+        answers: dict[WorkerName, WorkerStatus | BaseException] = {}
+        gate = asyncio.Semaphore(_GROUP)
+
+        async def start(group: Mapping[WorkerName, WorkerSpec | None]) -> None:
+            async with gate:
+                told = await self._start_group(group, may_replace=may_replace)
+                await self._parts().durability.answerable()
+                for name, answer in told.items():
+                    answers[name] = answer
+                    if progress is not None and isinstance(answer, WorkerStatus | Exception):
+                        progress(name, answer)
+
+        slow: builtins.list[WorkerName] = []
+        group: dict[WorkerName, WorkerSpec | None] = {}
+        for name, spec in wanted.items():
+            if len(group) == _GROUP:
+                await start(group)
+                group = {}
+            if self._starts_at_once(name):
+                group[name] = spec
+            else:  # nobody waits for it who does not have to
+                slow.append(name)
+        if group:
+            await start(group)
+        await asyncio.gather(*(start({name: wanted[name]}) for name in slow))
+        return _all_started({name: answers[name] for name in wanted})
+
+    def _starts_at_once(self, name: WorkerName) -> bool:
+        """Is nobody acting on it, and is there nobody to stop first?"""
+        parts = self._parts()
+        worker = parts.workers.get(name)
+        return parts.turns.is_free(name) and (worker is None or not worker.has_process)
+
+    async def _start_group(
+        self, wanted: Mapping[WorkerName, WorkerSpec | None], *, may_replace: bool
+    ) -> dict[WorkerName, WorkerStatus | BaseException]:
+        """Start some workers with one commit before and one after; each has its own answer."""
+        parts = self._parts()
+        async with parts.turns.of_all(wanted):
+            self._parts()
+            new: builtins.list[Worker] = []
+            try:
+                answers, orders = await self._made_ready(wanted, new, may_replace=may_replace)
+                await self._starting.launch_all(orders)
+            finally:
+                # Nothing was there before, so nothing is there afterwards.
+                for worker in new:
+                    if not worker.has_process:
+                        self._undo_new(parts, worker)
+            for order in orders:
+                answers[order.worker.record.name] = order.failure or self._status(order.worker, fresh=True)
+                if order.failure is not None and order.worker not in new:
+                    self._recovery.wait_again(order.worker)
+            return {name: answers[name] for name in wanted}
+
+    async def stop(self, name: str | int) -> WorkerStatus:
+        """Stop a worker; return when its whole tree is proven gone."""
+        return (await self.stop_many([name]))[0]
+
+    async def stop_many(
+        self, names: Iterable[str | int], progress: Callable[[WorkerStatus], None] | None = None
+    ) -> builtins.list[WorkerStatus]:
+        """Stop many at once; ``progress`` hears of each one that is gone."""
+        keys = [worker_name(name) for name in names]
+        for key in keys:
+            self._known(key)
+        return await self._to_its_end(self._stop_many(keys, progress))
+
+    async def _stop_many(
+        self, keys: Sequence[WorkerName], progress: Callable[[WorkerStatus], None] | None
+    ) -> builtins.list[WorkerStatus]:
+        async with self._parts().turns.of_all(keys):
+            workers = {key: self._known(key) for key in keys}
+            told = None if progress is None else lambda worker: progress(self._status(worker))
+            await self._ending.stop(list(workers.values()), progress=told)
+            return [self._status(workers[key]) for key in keys]
+
+    async def stop_all(self) -> builtins.list[WorkerStatus]:
+        """Stop every worker of the deck."""
+        return await self.stop_many(list(self._parts().workers))
+
+    async def restart(self, name: str | int) -> WorkerStatus:
+        """Stop a worker and start it again with the spec it has."""
+        key = worker_name(name)
+        self._known(key)
+        return await self._to_its_end(self._restart(key))
+
+    async def _restart(self, key: WorkerName) -> WorkerStatus:
+        async with self._parts().turns.of(key):
+            worker = self._known(key)
+            await self._ending.stop([worker], wanted="running")
+            crash_point("restart.stopped")
+            await self._starting.launch(worker, EventKind.RESTARTED, by="request")
+            return self._status(worker)
+
+    async def reset(self, name: str | int) -> WorkerStatus:
+        """Forget a worker's crashes; if it should run and does not, start it now."""
+        key = worker_name(name)
+        self._known(key)
+        return await self._to_its_end(self._reset(key))
+
+    async def _reset(self, key: WorkerName) -> WorkerStatus:
+        parts = self._parts()
+        async with parts.turns.of(key):
+            worker = self._known(key)
+            worker.cancel_timer()
+            waiting = worker.record.phase in {State.FAILED, State.BACKOFF}
+            phase = State.STOPPED if waiting else worker.record.phase
+            cleared = replace(
+                worker.record, phase=phase, crashes=0, streak=0, crash_times=(), backoff_until=None, timers_boot_id=None
+            )
+            parts.save(worker, cleared, (EventKind.RESET, {}))
+            crash_point("reset.recorded")
+            if waiting and cleared.desired == "running":
+                await self._starting.launch(worker, EventKind.STARTED, by="reset")
+            return self._status(worker)
+
+    async def remove(self, name: str | int) -> None:
+        """Stop a worker and remove its record, log, data and secrets."""
+        key = worker_name(name)
+        self._known(key)
+        await self._to_its_end(self._remove(key))
+
+    async def _remove(self, key: WorkerName) -> None:
+        parts = self._parts()
+        async with parts.turns.of(key):
+            worker = self._known(key)
+            await self._ending.stop([worker])
+            crash_point("remove.stopped")
+            self._home.set_aside(key)
+            parts.durability.also(str(self._home.workers_dir))
+            crash_point("remove.set-aside")
+            with parts.registry.transaction():
+                parts.registry.delete(key)
+                parts.events.append(key, EventKind.STOPPED, removed=True)
+            del parts.workers[key]
+            parts.events.wake()
+            crash_point("remove.recorded")
+            cgroup = parts.engine.cgroup_path(key)
+            if cgroup is not None:
+                parts.gatherer.remove(cgroup)
+            await asyncio.to_thread(self._home.clear_set_aside)
+
+    async def adopt(self, name: str | int, pid: int, **fields: Any) -> WorkerStatus:
+        """Take over a process that somebody else started, without stopping it.
+
+        Its command line, working directory and the given fields become its spec, so that it can be started again.
+        It carries no lock of ours, so the owner holds the lock for it.
+        """
+        key = worker_name(name)
+        return await self._to_its_end(self._adopt(key, pid, fields))
+
+    async def _adopt(self, key: WorkerName, pid: int, fields: dict[str, Any]) -> WorkerStatus:
+        parts = self._parts()
+        async with parts.turns.of(key):
+            known = parts.workers.get(key)
+            if known is not None and known.has_process:
+                raise SpecChanged(key, ("pid",))
+            worker = self._starting.adopt_stranger(key, pid, fields)
+            worker.on_death = self._healing.died
+            parts.workers[key] = worker
+            self._starting.tend(worker, worker.record.spec, fresh=True)
+            return self._status(worker)
+
+    async def reconcile(self) -> None:
+        """Compare every worker with the kernel now and act on differences; rarely needed, deaths are heard at once."""
+        parts = self._parts()
+        for name in list(parts.workers):
+            async with parts.turns.of(name):
+                worker = parts.workers.get(name)
+                if worker is None:
+                    continue
+                if worker.pidfd is not None:
+                    await self._healing.ended(worker)
+                elif worker.timer is None:
+                    await self._recovery.bring_up(worker)
+
+    # --- verbs that tell ----------------------------------------------------------------------------------------
+
+    async def status(self, name: str | int) -> WorkerStatus:
+        """One worker as it is now."""
+        key = worker_name(name)
+        self._parts()
+        return self._status(self._known(key))
+
+    async def list(self) -> builtins.list[WorkerStatus]:
+        """Every worker as it is now, by name."""
+        workers = self._parts().workers
+        return [self._status(workers[name]) for name in sorted(workers)]
+
+    async def spec(self, name: str | int) -> WorkerSpec:
+        """What a worker runs; the values of its secrets are None."""
+        self._parts()
+        return self._known(worker_name(name)).record.spec
+
+    async def crash_times(self, name: str | int) -> builtins.list[float]:
+        """When a worker crashed within its window, as seconds since the epoch."""
+        clock = self._parts().clock
+        record = self._known(worker_name(name)).record
+        if record.timers_boot_id != ids.boot_id():
+            return []
+        shift = clock.wall() - clock.boottime()
+        return [time + shift for time in record.crash_times]
+
+    async def inspect(self, name: str | int) -> Inspection:
+        """Everything about one worker."""
+        crashes = [datetime.fromtimestamp(at, UTC) for at in await self.crash_times(name)]
+        return Inspection(
+            await self.status(name), await self.spec(name), await self.layers(name), await self.tree(name), crashes
+        )
+
+    async def logs(
+        self,
+        name: str | int,
+        lines: int | None = 20,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        grep: str | None = None,
+    ) -> builtins.list[str]:
+        """The last lines of a worker's log, across rotations."""
+        return await deck_logs.read(self.log_dir(name), lines=lines, since=since, until=until, grep=grep)
+
+    def follow_logs(self, name: str | int, lines: int = 0, *, grep: str | None = None) -> AsyncIterator[str]:
+        """The last lines of a worker's log, then each new one as it is written."""
+        return deck_logs.follow(self.log_dir(name), lines=lines, grep=grep)
+
+    def log_dir(self, name: str | int) -> Path:
+        """Where a worker's log files are."""
+        key = worker_name(name)
+        parts = self._parts()
+        self._known(key)
+        return parts.engine.log_dir(key)
+
+    async def events(self, after: int = 0, limit: int | None = None, worker: str | None = None) -> builtins.list[Event]:
+        """What happened after an event id, oldest first; durable, so it can be replayed."""
+        return self._parts().registry.events(after, limit, worker)
+
+    async def last_event_id(self) -> int:
+        """The id of the newest event."""
+        return self._parts().registry.last_event_id()
+
+    def follow(self, after: int | None = None) -> AsyncIterator[Event]:
+        """Each event after an id (None: from now on), then each new one as it happens."""
+        return self._parts().events.follow(after)
+
+    def on_event(self, callback: Callable[[Event], Any]) -> Callable[[], None]:
+        """Call back for each event from now on; returns what unsubscribes.
+
+        The callback runs in a thread of its own (a coroutine function in the deck's loop), in order, outside the
+        deck's way: it may be slow or raise, and is told nothing twice.
+        """
+        parts = self._parts()
+        return parts.events.listen(callback, parts.loop)
+
+    async def record_event(self, worker: str | None, kind: EventKind, detail: dict[str, Any]) -> Event:
+        """Add an event of somebody else's to the stream, for example a feed's."""
+        parts = self._parts()
+        with parts.registry.transaction():
+            event = parts.events.append(worker, kind, **detail)
+        parts.events.wake()
+        await parts.durability.answerable()
+        return event
+
+    async def tree(self, name: str | int) -> builtins.list[ProcessInfo]:
+        """Every process of a worker's tree."""
+        self._parts()
+        worker = self._known(worker_name(name))
+        if not worker.has_process or worker.record.identity is None:
+            return []
+        pids = set(containment.members([worker.tree()])[worker.record.cookie]) | {worker.record.identity.pid}
+        return describe(pids)
+
+    async def layers(self, name: str | int) -> builtins.list[Layer]:
+        """Which of the four layers protect a worker here, and how strongly."""
+        parts = self._parts()
+        worker = self._known(worker_name(name))
+        bound = worker.record.spec.lifetime == "bound"
+        return layers_of(worker, bound, guardian_pid=parts.guardian.pid, layers=parts.layers)
+
+    async def abilities(self) -> Abilities:
+        """An owner keeps every verb."""
+        return Abilities("owner", str(self.state_dir))
+
+    async def members(self) -> builtins.list[Member]:
+        """Who has the deck open: this process owns it."""
+        self._parts()
+        return [Member(self.owner_pid, os.getuid(), ids.command_line(self.owner_pid), owner=True)]
+
+    # --- starting, as a verb ------------------------------------------------------------------------------------
+
+    def _checked_spec(self, field: str, command: Run, fields: Mapping[str, Any]) -> WorkerSpec | None:
+        """What the caller typed, refused before anything is written if it cannot be had; None: the worker as known."""
+        if command is None:
+            if fields:
+                raise SpecError(field, None, "a command, when other fields are given")
+            return None
+        spec = WorkerSpec.of(command, **fields)
+        if spec.satellite is not None:
+            from everdeck.satellites import completed  # noqa: PLC0415 - only decks with satellites load them
+
+            spec = completed(spec)
+        self._parts().engine.check(spec)
+        return spec
+
+    async def _made_ready(
+        self, wanted: Mapping[WorkerName, WorkerSpec | None], new: builtins.list[Worker], *, may_replace: bool
+    ) -> tuple[dict[WorkerName, WorkerStatus | BaseException], builtins.list[Order]]:
+        """Answers for those that need no start or can have none, orders for the others; who is replaced is stopped."""
+        parts = self._parts()
+        answers: dict[WorkerName, WorkerStatus | BaseException] = {}
+        orders = []
+        for name, spec in wanted.items():
+            try:
+                worker = parts.workers.get(name)
+                changed: tuple[str, ...] = ()
+                if worker is not None:
+                    changed = () if spec is None else self._changed_fields(worker.record, spec)
+                    answer = self._answer_at_once(worker, changed, may_replace=may_replace)
+                    if answer is not None:
+                        answers[name] = answer
+                        continue
+                    if worker.has_process:
+                        await self._ending.stop([worker], wanted="running")
+                orders.append(self._order(name, spec, changed, new))
+            except Exception as err:  # noqa: BLE001 - its own, whatever it is: the others are started
+                answers[name] = err
+        return answers, orders
+
+    def _answer_at_once(
+        self, worker: Worker, changed: tuple[str, ...], *, may_replace: bool
+    ) -> WorkerStatus | EverdeckError | None:
+        """What there is to say to a start that starts nothing; None if it starts something."""
+        record = worker.record
+        if worker.has_process:
+            if not changed and record.desired == "running":
+                return self._status(worker)
+            if changed and not may_replace:
+                return SpecChanged(record.name, changed)
+        elif record.phase is State.FAILED and not changed and not may_replace:
+            return WorkerFailed(record.name, f"{len(record.crash_times)} crashes within its window")
+        return None
+
+    def _order(
+        self, name: WorkerName, spec: WorkerSpec | None, changed: tuple[str, ...], new: builtins.list[Worker]
+    ) -> Order:
+        parts = self._parts()
+        worker = parts.workers.get(name)
+        if worker is None:
+            if spec is None:
+                raise self._unknown(name)
+            record = Record(name, encoded_spec(spec), "running", State.STOPPED, containment.new_cookie())
+            parts.workers[name] = worker = Worker(record, parts.engine.workers_dir)
+            worker.on_death = self._healing.died
+            new.append(worker)
+            parts.engine.prepare(name, spec)
+            parts.durability.also(str(self._home.workers_dir))
+            parts.durability.also(str(parts.engine.home(name)))
+            return Order(worker, EventKind.STARTED, spec, record)
+        worker.cancel_timer()
+        if spec is None or not changed:
+            return Order(worker, EventKind.STARTED, worker.record.spec, worker.record)
+        parts.engine.prepare(name, spec)
+        # A new spec is a new attempt: what the old one did does not count against it.
+        worker.record = replace(
+            worker.record,
+            spec_json=encoded_spec(spec),
+            crashes=0,
+            streak=0,
+            crash_times=(),
+            backoff_until=None,
+            damage=None,
+        )
+        return Order(worker, EventKind.STARTED, spec, worker.record)
+
+    def _undo_new(self, parts: Parts, worker: Worker) -> None:
+        worker.cancel_timer()
+        del parts.workers[worker.name]
+        with contextlib.suppress(RegistryError):
+            parts.registry.delete(worker.record.name)
+        if not flock.is_held(worker.lock_path):
+            with contextlib.suppress(EverdeckError):
+                parts.engine.clear(worker.record.name)
+
+    def _changed_fields(self, record: Record, spec: WorkerSpec) -> tuple[str, ...]:
+        if record.broken is not None:
+            return ("command",)  # what it was cannot be compared: only a replacement is a start
+        stored, wanted = record.spec, spec.without_secret_values()
+        changed = [field for field in WorkerSpec.__struct_fields__ if getattr(stored, field) != getattr(wanted, field)]
+        if "secrets" not in changed and not self._parts().engine.same_secrets(record.name, spec):
+            changed.append("secrets")
+        return tuple(changed)
+
+    async def _to_its_end(self, verb: Coroutine[Any, Any, _Answer]) -> _Answer:
+        """Carry a verb out though its caller may stop waiting: half a stop is a worker that nobody insists on."""
+        parts = self._parts()
+        task = parts.loop.create_task(verb)
+        self._verbs.add(task)
+        task.add_done_callback(self._verbs.discard)
+        answer = await asyncio.shield(task)
+        await parts.durability.answerable()
+        return answer
+
+    # --- small things -------------------------------------------------------------------------------------------
+
+    def _parts(self) -> Parts:
+        """What is open; refuses in a forked copy and after closing."""
+        if os.getpid() != self.owner_pid:
+            raise DeckClosed(
+                f"the deck {self.state_dir} was opened by pid {self.owner_pid}; this process is a fork of it: "
+                f"open a deck of its own here, or ask the owner"
+            )
+        if self._parts_open is None or self._parts_open.closing:
+            raise DeckClosed(f"the deck {self.state_dir} is closed; open it first")
+        return self._parts_open
+
+    def _status(self, worker: Worker, *, fresh: bool = False) -> WorkerStatus:
+        parts = self._parts_open or self._parts()  # a verb that began before the deck began to close is answered
+        return status_of(worker, parts.clock, parts.health.summary(worker.name), fresh=fresh)
+
+    def _known(self, name: str) -> Worker:
+        worker = self._parts().workers.get(name)
+        if worker is None:
+            raise self._unknown(name)
+        return worker
+
+    def _unknown(self, name: str) -> UnknownWorker:
+        return UnknownWorker(name, tuple(difflib.get_close_matches(name, list(self._parts().workers), n=3)))
+
+
+def _all_started(answers: Mapping[WorkerName, WorkerStatus | BaseException]) -> list[WorkerStatus]:
+    """The statuses, or what was refused, together."""
+    refused: list[Exception] = []
+    for name, answer in answers.items():
+        if isinstance(answer, Exception):
+            answer.add_note(f"while starting worker {name!r}")
+            refused.append(answer)
+        elif isinstance(answer, BaseException):
+            raise answer
+    if refused:
+        raise ExceptionGroup(f"{len(refused)} of {len(answers)} workers could not be started", refused)
+    return [answer for answer in answers.values() if isinstance(answer, WorkerStatus)]
+
+
+def _open_parts(
+    home: DeckHome,
+    registry: Registry,
+    inherited: Inherited,
+    clock: Clock,
+    layers: frozenset[str],
+    durability: DurabilityMode,
+    deck_id: str,
+) -> Parts:
+    """Everything an owner holds; whatever fails, nothing stays open."""
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as undo:
+        undo.callback(registry.close)
+        synced = Durability(registry, loop, durability)
+        registry.set_meta("deck_id", deck_id)
+        crash_point("open.registry")
+        notify = (
+            NotifySocket(home.state_dir)
+            if inherited.notify_fd is None
+            else NotifySocket.inherited(inherited.notify_fd, home.state_dir)
+        )
+        undo.callback(notify.close)
+        cgroup_home = containment.cgroup_home()
+        engine = Engine(
+            home.workers_dir,
+            cgroup_home=None if cgroup_home is None else cgroup_home / f"everdeck-{deck_id}",
+            notify_socket=notify.address,
+            with_lifeline="L1" in layers,
+            with_lock="L2" in layers,
+        )
+        undo.callback(engine.close)
+        watch = DeathWatch()
+        watch.open(loop)
+        undo.pop_all()
+    return Parts(
+        loop=loop,
+        clock=clock,
+        layers=layers,
+        home=home,
+        registry=registry,
+        durability=synced,
+        events=EventStream(registry, clock),
+        watch=watch,
+        notify=notify,
+        engine=engine,
+        guardian=GuardianLink(watch, enabled="L1" in layers),
+    )
+
+
+_open_owners: "weakref.WeakSet[Owner]" = weakref.WeakSet()
+
+
+def _forget_owners_in_forked_child() -> None:
+    for owner in list(_open_owners):
+        owner.forget_in_fork()
+
+
+os.register_at_fork(after_in_child=_forget_owners_in_forked_child)
+
+if TYPE_CHECKING:  # mypy proves that the owner keeps the contract
+
+    def _keeps_the_contract(owner: Owner) -> Verbs:
+        return owner
