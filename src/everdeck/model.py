@@ -408,6 +408,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     lifetime: Lifetime = "adoptable"
     port: int | None = None
     health: str | None = None
+    health_reason: str | None = None
     status_text: str | None = None
     cpu_percent: float | None = None
     rss_bytes: int | None = None

@@ -117,7 +117,7 @@ def test_http_ready_ill_and_well_again(web: tuple[type[Answers], int]) -> None:
         answers.status = 500
         kind, name, reason = await told.next()
         assert (kind, name) == ("unhealthy", "alice")
-        assert reason == f"3 failed checks in a row: GET http://127.0.0.1:{port}/healthz?deep=1: status 500"
+        assert reason == f"3 failed checks in a row: HTTP 500 from http://127.0.0.1:{port}/healthz?deep=1"
         assert told.keeper.summary("alice") == "unhealthy"
         answers.status = 204
         assert await told.next() == ("healthy", "alice")

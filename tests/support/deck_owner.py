@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from everdeck import Deck, EverdeckError, Restart, Stop
+from everdeck.model import Health
 
 DEADLINE_SECONDS = 60
 
@@ -103,7 +104,7 @@ def _main() -> None:
         _say("open")
         for line in sys.stdin:
             verb, arguments, fields = json.loads(line)
-            for name, kind in (("restart", Restart), ("stop", Stop)):
+            for name, kind in (("restart", Restart), ("stop", Stop), ("health", Health)):
                 if isinstance(fields.get(name), dict):
                     fields[name] = kind(**fields[name])
             try:

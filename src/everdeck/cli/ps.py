@@ -121,6 +121,8 @@ def _note(worker: dict[str, Any]) -> str:
         notes.append(f"port {worker['port']}")
     if worker["health"]:
         notes.append(str(worker["health"]))
+    if worker.get("health_reason"):
+        notes.append(worker["health_reason"])
     if worker["status_text"]:
         notes.append(worker["status_text"])
     return ", ".join(notes)

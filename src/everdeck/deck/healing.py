@@ -94,13 +94,23 @@ class Healing:
         now = parts.clock.boottime()
         uptime = parts.uptime(record, now)
         crash_times, draw = _crash_times(record), parts.clock.draw()
+        unready = record.unready + 1 if worker.awaits_ready else 0
         decision = rules.after_end(
             rules.Ended(
-                ended_as, uptime, record.spec.restart, record.streak, crash_times, now, draw, our_child=worker.is_child
+                ended_as,
+                uptime,
+                record.spec.restart,
+                record.streak,
+                crash_times,
+                now,
+                draw,
+                our_child=worker.is_child,
+                unready=unready,
             )
         )
         ended = replace(
             record,
+            unready=unready,
             exit=ended_as,
             identity=None,
             cgroup=None,
@@ -109,6 +119,8 @@ class Healing:
             backoff_until=None,
         )
         told = {"exit": exit_detail(ended_as), "uptime_seconds": round(uptime, 3)}
+        if record.reason is not None:
+            told["reason"] = record.reason
         match decision:
             case rules.Rest():
                 ended = replace(ended, phase=State.EXITED, crashes=record.crashes + decision.crashed)
@@ -140,7 +152,9 @@ class Healing:
             parts.registry.save(ended)
             parts.events.append(worker.name, EventKind.CRASHED if crashed else EventKind.EXITED, pid=pid, **told)
             if ended.phase is State.FAILED:
-                parts.events.append(worker.name, EventKind.FAILED, crashes=len(ended.crash_times))
+                why = {} if ended.reason is None else {"reason": ended.reason}
+                crashes = max(len(ended.crash_times), ended.unready)
+                parts.events.append(worker.name, EventKind.FAILED, crashes=crashes, **why)
         logfiles.mark(parts.engine.log_dir(ended.name), f"ended pid={pid} {ended.exit}")
         worker.record = ended
         self._ending.let_go(worker)

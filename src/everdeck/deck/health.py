@@ -7,6 +7,10 @@ It tells the deck by callbacks and acts on nobody itself.
 A worker without a health spec costs nothing here: no task, no timer, no wake-up. A watchdog costs one timer,
 moved when it fires and not at each ping.
 
+Nobody is judged by what we could not hear. Silence counts only while we listened (:mod:`everdeck.deck.attention`), what
+is waiting in the socket is heard first, and a worker that was started under an earlier owner counts from the first word
+that reaches this one: a client that connected to the socket of the owner before speaks to nobody.
+
 HTTP is asked with ``http.client`` in a small pool of threads: the standard library's own implementation, TLS
 included, bounded by a deadline from the outside. A client on asyncio streams would be a second, hand-written one;
 an async client library would be a dependency of the core for one GET of a few bytes.
@@ -27,6 +31,8 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from everdeck.child import EVENT_FIELD, LIFELINE_FD_ENV, PORT_ENV
+from everdeck.clock import Clock
+from everdeck.deck.attention import Attention
 from everdeck.errors import KernelError
 from everdeck.kernel import exits
 from everdeck.kernel import identity as ids
@@ -122,6 +128,8 @@ class _Watched:
     timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
     start_deadline: float = 0.0
     last_ping: float = 0.0
+    reason: str | None = None
+    unheard: bool = False  # of an earlier owner, and nothing it said has reached us yet
     checks: asyncio.Task[None] | None = None
 
 
@@ -135,12 +143,18 @@ class HealthKeeper:
         on_healthy: Callable[[str], None],
         on_status: Callable[[str, str], None],
         on_event: Callable[[str, dict[str, Any]], None],
+        *,
+        hear: Callable[[], None] = lambda: None,
+        clock: Clock | None = None,
     ) -> None:
         self._on_ready = on_ready
         self._on_unhealthy = on_unhealthy
         self._on_healthy = on_healthy
         self._on_status = on_status
         self._on_event = on_event
+        self._hear = hear
+        self._clock = clock or Clock()
+        self._attention: Attention | None = None
         self._watched: dict[str, _Watched] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
@@ -149,30 +163,44 @@ class HealthKeeper:
     def open(self) -> None:
         """Take the running loop."""
         self._loop = asyncio.get_running_loop()
+        self._attention = Attention(self._loop, self._clock)
 
     def watch(
-        self, name: str, health: Health, *, port: int | None, env: Mapping[str, str], cwd: str, already_ready: bool
+        self,
+        name: str,
+        health: Health,
+        *,
+        port: int | None,
+        env: Mapping[str, str],
+        cwd: str,
+        already_ready: bool,
+        heard_by_another: bool = False,
     ) -> None:
         """Watch over a worker that was just started, or adopted (``already_ready``); a second watch replaces the first.
 
-        ``env`` and ``cwd`` are the worker's own; a command check runs with them, with PATH and with PORT.
+        ``env`` and ``cwd`` are the worker's own; a command check runs with them, with PATH and with PORT. With
+        ``heard_by_another`` it was started when another socket of ours was listening.
         """
         self.unwatch(name)
         loop = self._running_loop()
         state = HealthState(Phase.HEALTHY if already_ready else Phase.STARTING)
         watched = self._watched[name] = _Watched(health, state, last_ping=loop.time())
+        speaks = health.notify or health.watchdog_seconds is not None
+        watched.unheard = heard_by_another and speaks
         ask = self._question(health, port, env, cwd)
         if ask is not None:
             watched.checks = loop.create_task(self._keep_asking(name, watched, ask), name=f"health of {name}")
         if already_ready:
-            self._arm_watchdog(name, watched)
+            if not watched.unheard:
+                self._arm_watchdog(name, watched)
         elif ask is None and not health.notify:
             # A watchdog alone: nothing says "ready", so it is when it runs. Not from inside watch(): the caller
             # has not finished starting it.
             watched.timers["ready"] = loop.call_later(0, self._good_sign, name, watched)
         else:
             watched.start_deadline = loop.time() + health.start_timeout_seconds
-            self._arm_start_timeout(name, watched)
+            if ask is not None or not watched.unheard:
+                self._arm_start_timeout(name, watched)
 
     def unwatch(self, name: str) -> None:
         """Forget a worker: it ended, or is being stopped."""
@@ -181,6 +209,8 @@ class HealthKeeper:
             return
         for timer in watched.timers.values():
             timer.cancel()
+        if not self._watched:
+            self._listening().end()
         if watched.checks is not None:
             # A check in flight is cancelled; close() waits for those that clean up after themselves.
             watched.checks.cancel()
@@ -195,6 +225,7 @@ class HealthKeeper:
         watched = self._watched.get(name)
         if watched is None:
             return
+        self._is_heard(name, watched)
         if (status := fields.get("STATUS")) is not None:
             self._on_status(name, status[:_STATUS_LETTERS])
         if (event := _event(fields)) is not None:
@@ -215,6 +246,11 @@ class HealthKeeper:
         watched = self._watched.get(name)
         return None if watched is None else str(watched.state.phase)
 
+    def reason(self, name: str) -> str | None:
+        """Why it is not well, or the last answer of a check that has not passed yet."""
+        watched = self._watched.get(name)
+        return None if watched is None else watched.reason
+
     async def close(self) -> None:
         """Stop asking, and wait until every check that is in flight has cleaned up."""
         for name in list(self._watched):
@@ -227,11 +263,24 @@ class HealthKeeper:
 
     # What a sign means, and who is told.
 
+    def _is_heard(self, name: str, watched: _Watched) -> None:
+        """A word of it reached us, so the next ones can too: from here on its silence counts."""
+        if watched.unheard:
+            watched.unheard = False
+            watched.last_ping = self._running_loop().time()
+            if watched.state.phase is Phase.STARTING and "start" not in watched.timers:
+                watched.start_deadline = watched.last_ping + watched.health.start_timeout_seconds
+                self._arm_start_timeout(name, watched)
+            elif watched.state.phase is not Phase.STARTING:
+                self._arm_watchdog(name, watched)
+
     def _good_sign(self, name: str, watched: _Watched) -> None:
+        watched.reason = None
         watched.state, verdict = after_good_sign(watched.state)
         self._tell(name, watched, verdict)
 
     def _bad_sign(self, name: str, watched: _Watched, reason: str) -> None:
+        watched.reason = reason
         watched.state, verdict = after_silence(watched.state, reason)
         self._tell(name, watched, verdict)
 
@@ -248,23 +297,36 @@ class HealthKeeper:
             case BecameHealthy():
                 self._on_healthy(name)
             case BecameUnhealthy(reason):
+                watched.reason = reason
                 self._on_unhealthy(name, reason)
 
     # Deadlines.
 
     def _arm_start_timeout(self, name: str, watched: _Watched) -> None:
+        self._listening().begin(watched.health.start_timeout_seconds)
         watched.timers["start"] = self._running_loop().call_at(
             watched.start_deadline, self._start_timeout, name, watched
         )
 
     def _start_timeout(self, name: str, watched: _Watched) -> None:
-        if self._running_loop().time() < watched.start_deadline:  # it asked for more time
+        self._hear()
+        if self._watched.get(name) is not watched or "start" not in watched.timers:
+            return  # what was waiting in the socket said that it is ready, or that it leaves
+        now, listening_since = self._running_loop().time(), self._listening().look()
+        if listening_since > watched.start_deadline - watched.health.start_timeout_seconds:
+            # We were away in between: what it may have said meanwhile, it can say within what is left to any new one.
+            watched.start_deadline = max(watched.start_deadline, listening_since + watched.health.start_timeout_seconds)
+        if now < watched.start_deadline:  # or it asked for more time
             self._arm_start_timeout(name, watched)
             return
-        self._bad_sign(name, watched, f"not ready after {watched.health.start_timeout_seconds:g} s")
+        answer = f": {watched.reason}" if watched.reason else ""
+        self._bad_sign(name, watched, f"not ready after {watched.health.start_timeout_seconds:g} s{answer}")
 
     def _arm_watchdog(self, name: str, watched: _Watched) -> None:
         if watched.health.watchdog_seconds is not None:
+            self._listening().begin(watched.health.watchdog_seconds)
+            if (timer := watched.timers.get("watchdog")) is not None:
+                timer.cancel()
             due = watched.last_ping + watched.health.watchdog_seconds
             watched.timers["watchdog"] = self._running_loop().call_at(due, self._watchdog_due, name, watched)
 
@@ -272,6 +334,10 @@ class HealthKeeper:
         seconds = watched.health.watchdog_seconds
         if seconds is None:
             return
+        self._hear()
+        watched.last_ping = max(watched.last_ping, self._listening().look())
+        if self._watched.get(name) is not watched or "watchdog" not in watched.timers:
+            return  # what was waiting in the socket ended it
         if self._running_loop().time() >= watched.last_ping + seconds:
             del watched.timers["watchdog"]
             self._bad_sign(name, watched, f"no watchdog ping for {seconds:g} s")
@@ -325,9 +391,14 @@ class HealthKeeper:
                 pause = health.interval_seconds
             if health.notify and watched.state.phase is Phase.STARTING:
                 continue  # it will say itself when it is worth asking
+            breaks = self._listening().breaks
             trouble = await ask()
             if self._watched.get(name) is not watched:
                 return
+            self._listening().look()
+            if trouble is not None and self._listening().breaks != breaks:
+                continue  # we were away while it may have answered
+            watched.reason = trouble if watched.state.phase is Phase.STARTING else watched.reason
             if trouble is None:
                 self._good_sign(name, watched)
             else:
@@ -347,6 +418,11 @@ class HealthKeeper:
         finally:
             asking.give_up()  # a server that drips its answer byte by byte must not keep the thread
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _listening(self) -> Attention:
+        if self._attention is None:
+            raise RuntimeError("HealthKeeper.open() was not called")
+        return self._attention
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -376,7 +452,7 @@ class _HttpQuestion:
             return f"GET {self._url}: {err or type(err).__name__}"
         finally:
             self._connection.close()
-        return None if status in _GOOD_STATUS else f"GET {self._url}: status {status}"
+        return None if status in _GOOD_STATUS else f"HTTP {status} from {self._url}"
 
     def give_up(self) -> None:
         """Wake the thread if it still waits for the socket."""

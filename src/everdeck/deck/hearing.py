@@ -26,6 +26,7 @@ from everdeck.registry import Record
 
 _log: Final = logging.getLogger("everdeck.deck")
 _LONGEST_STATUS: Final = 500
+_STATUS_SECONDS: Final = 1.0
 
 
 class Hearing:
@@ -35,6 +36,7 @@ class Hearing:
         self._parts = parts
         self._starting = starting
         self._healing = healing
+        self._said: dict[str, Worker] = {}
 
     # --- the notify socket --------------------------------------------------------------------------------------
 
@@ -78,6 +80,28 @@ class Hearing:
         worker = self._parts.workers.get(name)
         if worker is not None and worker.has_process:
             worker.status_text = text[:_LONGEST_STATUS]
+            self._note_later(worker)
+
+    def _note_later(self, worker: Worker) -> None:
+        """For the next owner; at most once a second for all of them, however much they talk."""
+        if not self._said:
+            self._parts.loop.call_later(_STATUS_SECONDS, self._note_statuses)
+        self._said[worker.name] = worker
+
+    def _note_statuses(self) -> None:
+        said, self._said = self._said, {}
+        parts = self._parts
+        if parts.closing:
+            return
+        changed = [
+            (worker, replace(worker.record, status_text=worker.status_text))
+            for worker in said.values()
+            if worker.has_process and worker.record.status_text != worker.status_text
+        ]
+        with contextlib.suppress(RegistryError), parts.registry.transaction():
+            for worker, record in changed:
+                parts.registry.save(record)
+                worker.record = record
 
     def said_event(self, name: str, detail: dict[str, Any]) -> None:
         """An event of the worker's own, for example of its feed."""
@@ -90,20 +114,27 @@ class Hearing:
         worker = self._parts.workers.get(name)
         if worker is not None and worker.has_process:
             worker.awaits_ready = False
-            self._note(worker, replace(worker.record, ready=True), EventKind.READY, pid=pid_of(worker.record))
+            self._note(
+                worker,
+                replace(worker.record, ready=True, unready=0, reason=None),
+                EventKind.READY,
+                pid=pid_of(worker.record),
+            )
 
     def became_healthy(self, name: str) -> None:
         """It recovered by itself."""
         worker = self._parts.workers.get(name)
         if worker is not None and worker.record.phase is State.UNHEALTHY:
-            self._note(worker, replace(worker.record, phase=State.RUNNING), EventKind.READY, recovered=True)
+            self._note(
+                worker, replace(worker.record, phase=State.RUNNING, reason=None), EventKind.READY, recovered=True
+            )
 
     def became_unhealthy(self, name: str, reason: str) -> None:
         """It hangs: note it, and let its policy decide."""
         worker = self._parts.workers.get(name)
         if worker is None or not worker.has_process or worker.record.phase is not State.RUNNING:
             return
-        ill = replace(worker.record, phase=State.UNHEALTHY)
+        ill = replace(worker.record, phase=State.UNHEALTHY, reason=reason)
         self._note(worker, ill, EventKind.UNHEALTHY, reason=reason, pid=pid_of(worker.record))
         if worker.record.spec.restart.policy != "never":
             self._healing.replace_unhealthy(worker)

@@ -14,7 +14,9 @@ from everdeck.registry import Record
 _SHORTEST_SAMPLE_SECONDS: Final = 0.1
 
 
-def status_of(worker: Worker, clock: Clock, health: str | None, *, fresh: bool = False) -> WorkerStatus:
+def status_of(
+    worker: Worker, clock: Clock, health: str | None, health_reason: str | None = None, *, fresh: bool = False
+) -> WorkerStatus:
     """One worker as it is now, from the owner's memory and /proc; of a fresh one there is nothing to measure yet."""
     record = worker.record
     alive = worker.pidfd is not None
@@ -26,6 +28,7 @@ def status_of(worker: Worker, clock: Clock, health: str | None, *, fresh: bool =
         clock,
         alive=alive,
         health=health,
+        health_reason=health_reason,
         status_text=worker.status_text,
         used=used,
         cpu_percent=None if used is None else _cpu_percent(worker, used, now),
@@ -40,7 +43,7 @@ def status_from_record(record: Record, clock: Clock) -> WorkerStatus:
     if not alive and state.is_live:
         state = State.EXITED if record.desired == "running" else State.STOPPED
     used = usage_of([record.identity.pid]) if alive and record.identity is not None else None
-    return _status(record, state, clock, alive=alive, used=used)
+    return _status(record, state, clock, alive=alive, used=used, status_text=record.status_text if alive else None)
 
 
 def layers_of(worker: Worker, bound: bool, *, guardian_pid: int | None, layers: frozenset[str]) -> list[Layer]:
@@ -95,6 +98,7 @@ def _status(
     *,
     alive: bool,
     health: str | None = None,
+    health_reason: str | None = None,
     status_text: str | None = None,
     used: Usage | None = None,
     cpu_percent: float | None = None,
@@ -123,6 +127,7 @@ def _status(
         lifetime=spec.lifetime,
         port=record.port,
         health=health,
+        health_reason=health_reason or record.reason,
         status_text=status_text,
         cpu_percent=cpu_percent,
         rss_bytes=None if used is None else used.rss_bytes,

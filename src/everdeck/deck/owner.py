@@ -107,6 +107,8 @@ class Owner:
             hearing.became_healthy,
             hearing.said_status,
             hearing.said_event,
+            hear=hearing.heard,
+            clock=parts.clock,
         )
 
     # --- opening and closing ------------------------------------------------------------------------------------
@@ -385,7 +387,15 @@ class Owner:
             waiting = worker.record.phase in {State.FAILED, State.BACKOFF}
             phase = State.STOPPED if waiting else worker.record.phase
             cleared = replace(
-                worker.record, phase=phase, crashes=0, streak=0, crash_times=(), backoff_until=None, timers_boot_id=None
+                worker.record,
+                phase=phase,
+                crashes=0,
+                streak=0,
+                crash_times=(),
+                backoff_until=None,
+                timers_boot_id=None,
+                unready=0,
+                reason=None,
             )
             parts.save(worker, cleared, (EventKind.RESET, {}))
             crash_point("reset.recorded")
@@ -616,7 +626,7 @@ class Owner:
             if changed and not may_replace:
                 return SpecChanged(record.name, changed)
         elif record.phase is State.FAILED and not changed and not may_replace:
-            return WorkerFailed(record.name, f"{len(record.crash_times)} crashes within its window")
+            return WorkerFailed(record.name, _why_failed(record))
         return None
 
     def _order(
@@ -648,6 +658,8 @@ class Owner:
             crash_times=(),
             backoff_until=None,
             damage=None,
+            unready=0,
+            reason=None,
         )
         return Order(worker, EventKind.STARTED, spec, worker.record)
 
@@ -694,7 +706,8 @@ class Owner:
 
     def _status(self, worker: Worker, *, fresh: bool = False) -> WorkerStatus:
         parts = self._parts_open or self._parts()  # a verb that began before the deck began to close is answered
-        return status_of(worker, parts.clock, parts.health.summary(worker.name), fresh=fresh)
+        health, reason = parts.health.summary(worker.name), parts.health.reason(worker.name)
+        return status_of(worker, parts.clock, health, reason, fresh=fresh)
 
     def _known(self, name: str) -> Worker:
         worker = self._parts().workers.get(name)
@@ -704,6 +717,14 @@ class Owner:
 
     def _unknown(self, name: str) -> UnknownWorker:
         return UnknownWorker(name, tuple(difflib.get_close_matches(name, list(self._parts().workers), n=3)))
+
+
+def _why_failed(record: Record) -> str:
+    crashes = len(record.crash_times)
+    why = (
+        f"not ready {record.unready} times in a row" if record.unready > crashes else f"{crashes} crashes in its window"
+    )
+    return why if record.reason is None else f"{why}: {record.reason}"
 
 
 def _all_started(answers: Mapping[WorkerName, WorkerStatus | BaseException]) -> list[WorkerStatus]:
@@ -766,6 +787,7 @@ def _open_parts(
         notify=notify,
         engine=engine,
         guardian=GuardianLink(watch, enabled="L1" in layers),
+        same_ear=inherited.notify_fd is not None,
     )
 
 

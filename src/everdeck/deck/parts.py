@@ -48,6 +48,7 @@ class Parts:
     notify: NotifySocket
     engine: Engine
     guardian: GuardianLink
+    same_ear: bool  # workers of the image before speak to the very socket that we listen to
     logs: LogKeeper = field(init=False)
     gatherer: Gatherer = field(init=False)
     health: HealthKeeper = field(init=False)

@@ -38,6 +38,7 @@ class Ended:
     now: float
     draw: float
     our_child: bool = False  # the owner was there when it ended
+    unready: int = 0  # ends in a row, this one included, before which it was never ready
 
 
 # --- what to do -------------------------------------------------------------------------------------------------
@@ -153,6 +154,7 @@ def after_end(ended: Ended) -> After:
     streak = streak_after(ended.restart, ended.streak, ended.uptime_seconds)
     if unseen and not ended.our_child:
         return RestartIn(0.0, ended.streak, crashed=False, crash_times=crash_times)
-    if crashed and breaker_trips(ended.restart, len(crash_times)):
+    # By number in a row too: what takes a minute to not become ready never fills a window of five.
+    if crashed and (breaker_trips(ended.restart, len(crash_times)) or breaker_trips(ended.restart, ended.unready)):
         return GiveUp(streak, crash_times)
     return RestartIn(next_delay(ended.restart, streak, ended.draw), streak, crashed, crash_times)

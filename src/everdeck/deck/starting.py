@@ -156,6 +156,7 @@ class Starting:
                 backoff_until=None,
                 adopted=False,
                 ready=False,
+                status_text=None,
             )
             intents.append((order, intent))
         try:
@@ -248,6 +249,7 @@ class Starting:
                 env=spec.env,
                 cwd=spec.cwd or f"{parts.engine.home(name)}/data",
                 already_ready=worker.record.ready,
+                heard_by_another=not fresh and not parts.same_ear,
             )
         if fresh or worker.record.cgroup is None:
             cgroup = parts.engine.cgroup_path(name)
@@ -369,6 +371,7 @@ class Starting:
                 adopted.append((worker, record))
         for worker, record in adopted:
             worker.record = record
+            worker.status_text = record.status_text
             spec = record.spec
             if record.proxy_lock:
                 worker.proxy_lock_fd = parts.engine.take_lock(record.name)

@@ -8,14 +8,15 @@ INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT (key) DO UPDATE 
 
 -- name: all_workers
 SELECT name, spec, desired, phase, cookie, boot_id, pid, start_ticks, pidfd_inode, cgroup, proxy_lock, started_at, port,
-       exit, restarts, crashes, streak, crash_times, backoff_until, timers_boot_id, adopted, ready
+       exit, restarts, crashes, streak, crash_times, backoff_until, timers_boot_id, adopted, ready, unready, reason,
+       status_text
 FROM workers ORDER BY name;
 
 -- name: save_worker
 REPLACE INTO workers (name, spec, desired, phase, cookie, boot_id, pid, start_ticks, pidfd_inode, cgroup, proxy_lock,
                       started_at, port, exit, restarts, crashes, streak, crash_times, backoff_until, timers_boot_id,
-                      adopted, ready)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+                      adopted, ready, unready, reason, status_text)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: delete_worker
 DELETE FROM workers WHERE name = :name;

@@ -71,6 +71,9 @@ class Record(msgspec.Struct, frozen=True):
     timers_boot_id: str | None = None
     adopted: bool = False
     ready: bool = False
+    unready: int = 0
+    reason: str | None = None
+    status_text: str | None = None
     damage: str | None = None  # why the row itself could not be read; never stored
 
     @property
@@ -262,6 +265,9 @@ class Registry:
                     record.timers_boot_id,
                     record.adopted,
                     record.ready,
+                    record.unready,
+                    record.reason,
+                    record.status_text,
                 ),
             )
 
@@ -474,7 +480,8 @@ def _record(row: tuple[Any, ...]) -> Record:
         port,
         end,
     ) = row[:14]
-    (restarts, crashes, streak, crash_times, backoff_until, timers_boot_id, adopted, ready) = row[14:]
+    (restarts, crashes, streak, crash_times, backoff_until, timers_boot_id, adopted, ready) = row[14:22]
+    (unready, reason, status_text) = row[22:]
     known = boot_id is not None and pid is not None and start_ticks is not None
     return Record(
         name=WorkerName(name),
@@ -496,6 +503,9 @@ def _record(row: tuple[Any, ...]) -> Record:
         timers_boot_id=timers_boot_id,
         adopted=bool(adopted),
         ready=bool(ready),
+        unready=unready,
+        reason=reason,
+        status_text=status_text,
     )
 
 
