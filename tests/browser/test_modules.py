@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from everdeck.server import dashboard
+from support.wordings import WORDINGS
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (group browser)")
 from playwright.sync_api import Page
@@ -54,6 +55,19 @@ def test_a_command_line_becomes_the_words_a_shell_would_make(page: Page, line: s
 def test_an_open_quote_is_seen(page: Page) -> None:
     """So that the form can say it before the daemon would."""
     assert _call(page, "widgets/words.js", "split", "a 'b")["open"] is True
+
+
+@pytest.mark.parametrize(("told", "words"), WORDINGS)
+def test_an_event_is_told_as_everywhere(page: Page, told: dict[str, object], words: str) -> None:
+    """The page has its own copy of the rules of ``everdeck.wording``; this table holds both."""
+    assert _call(page, "core/format.js", "detail", {"detail": told}) == words
+
+
+def test_an_end_that_was_asked_for_is_not_bad(page: Page) -> None:
+    """SIGTERM of a stop is calm, of a stranger it is bad."""
+    killed = {"kind": "killed", "signal": 15}
+    assert _call(page, "core/format.js", "exit", killed, True) == {"text": "SIGTERM", "tone": "calm"}
+    assert _call(page, "core/format.js", "exit", killed) == {"text": "SIGTERM", "tone": "bad"}
 
 
 def test_what_an_event_makes_of_a_row(page: Page) -> None:

@@ -4,23 +4,30 @@ import asyncio
 import json
 import sqlite3
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from everdeck.cli.feed import feed_app
+from everdeck.cli import main
 from everdeck.feed import Dispatcher, FeedPolicy, Inbox, Outbox, Record, Retry
 
+Feed = Callable[..., str]
+LETTERS = ("feed", "dead-letters")
 AT_ONCE = Retry(seconds=0.0, cap_seconds=0.0)
 
 
-def feed(*arguments: object, exit_code: int = 0) -> str:
-    """What the command prints."""
-    result = CliRunner().invoke(feed_app, ["dead-letters", *map(str, arguments)])
-    assert result.exit_code == exit_code, result.output
-    return result.output
+@pytest.fixture
+def feed(capsys: pytest.CaptureFixture[str]) -> Feed:
+    """Types the command and gives what it prints."""
+
+    def typed(*arguments: object, exit_code: int = 0) -> str:
+        assert main(["feed", "dead-letters", *map(str, arguments)]) == exit_code
+        told = capsys.readouterr()
+        return told.out + told.err
+
+    return typed
 
 
 @pytest.fixture
@@ -59,7 +66,7 @@ def inbox(tmp_path: Path) -> Path:
     return tmp_path / "bot.db"
 
 
-def test_list_for_people_and_for_programs(inbox: Path) -> None:
+def test_list_for_people_and_for_programs(feed: Feed, inbox: Path) -> None:
     """One line each; --json is one object per line with everything."""
     table = feed("list", inbox)
     assert "ValueError: cannot be" in table
@@ -75,14 +82,14 @@ def test_list_for_people_and_for_programs(inbox: Path) -> None:
     ] == [71, 72]
 
 
-def test_show_has_the_payload(inbox: Path) -> None:
+def test_show_has_the_payload(feed: Feed, inbox: Path) -> None:
     """As it came; what is not text is shown as well as it can be."""
     assert '{"text":"[b]one[/b]"}' in feed("show", inbox, 1)
     assert json.loads(feed("show", inbox, "out-1", "--json"))["payload"] == '{"chat":7}'
     assert "no dead letter 9" in feed("show", inbox, 9, exit_code=1)
 
 
-def test_retry_and_drop(inbox: Path) -> None:
+def test_retry_and_drop(feed: Feed, inbox: Path) -> None:
     """By number or all; a number that is not there is an error, and the others are done all the same."""
     assert "1: to be tried again" in feed("retry", inbox, 1)
     assert "no dead letter 1" in feed("retry", inbox, 1, 2, exit_code=1)
@@ -104,13 +111,13 @@ def test_retry_and_drop(inbox: Path) -> None:
     assert asyncio.run(waiting()) == [(71, 1)]  # 72 has the same key
 
 
-def test_all_of_them(inbox: Path) -> None:
+def test_all_of_them(feed: Feed, inbox: Path) -> None:
     """--all takes the replies too."""
     assert len(feed("retry", inbox, "--all").splitlines()) == 3
     assert "no dead letters" in feed("list", inbox)
 
 
-def test_used_wrongly(inbox: Path, tmp_path: Path) -> None:
+def test_used_wrongly(feed: Feed, inbox: Path, tmp_path: Path) -> None:
     """Exit code 2 and what to do instead; a file that is no inbox is an error, not a new inbox."""
     assert "give the numbers" in feed("retry", inbox, exit_code=2)
     assert "give the numbers" in feed("drop", inbox, 1, "--all", exit_code=2)
@@ -137,7 +144,7 @@ def test_beside_a_bot_at_work(inbox: Path) -> None:
             await dispatcher.open()
             taking = asyncio.ensure_future(dispatcher.take())
             command = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", COMMAND, "retry", str(inbox), "2", stdout=asyncio.subprocess.PIPE
+                sys.executable, "-m", "everdeck.cli", *LETTERS, "retry", str(inbox), "2", stdout=asyncio.subprocess.PIPE
             )
             printed, _ = await asyncio.wait_for(command.communicate(), 60)
             assert printed == b"2: to be tried again\n"
@@ -147,6 +154,3 @@ def test_beside_a_bot_at_work(inbox: Path) -> None:
             await dispatcher.stop()
 
     asyncio.run(scenario())
-
-
-COMMAND = "import sys; from everdeck.cli.feed import feed_app; feed_app(['dead-letters', *sys.argv[1:]])"

@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
+import httpx
 import pexpect
 import pytest
 
@@ -77,9 +80,10 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
     assert main([verb, "--help"]) == 0
     shown = capsys.readouterr().out
     assert "usage" in shown.lower()
-    if verb != "feed":
-        assert "--state" in shown
-        assert "example" in shown or verb in {"demo", "top", "completion"}
+    assert "--state" in shown
+    assert "example" in shown or verb in {"demo", "top", "completion"}
+    assert main(["help", verb]) == 0
+    assert capsys.readouterr().out == shown
 
 
 def test_the_overview_names_every_verb_and_the_exit_codes(tmp_path: Path) -> None:
@@ -122,6 +126,197 @@ def test_wrong_use_is_exit_code_2(words: tuple[str, ...], tmp_path: Path, capsys
 def test_a_mistyped_verb_is_answered_with_the_one_meant(tmp_path: Path) -> None:
     """Suggestions for verbs."""
     assert "did you mean 'restart'?" in Person(tmp_path).types("restrat", expect=2).stderr
+
+
+@pytest.mark.parametrize("word", ["liist", "dwn", "donw", "removee", "stpo", "kill", "destroy", "down2", "rn"])
+def test_a_verb_that_destroys_is_never_suggested(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who mistyped something else may press Enter on what is suggested."""
+    assert main([word]) == 2
+    told = capsys.readouterr().err
+    assert not any(f"did you mean '{verb}'" in told for verb in ("rm", "remove", "delete", "stop", "down", "demo"))
+
+
+def test_second_names_are_the_verbs_they_stand_for(person: Person) -> None:
+    """What people type who come from another tool."""
+    person.types("start", "alice", *SLEEPER)
+    for alias in ("ls", "list", "status"):
+        assert "alice  running" in person.types(alias).stdout
+    for alias in ("show", "describe"):
+        assert "sleep 1000" in person.types(alias, "alice").stdout
+    person.types("start", "bob", *SLEEPER)
+    assert person.types("remove", "alice").stdout == person.types("delete", "bob").stdout.replace("bob", "alice")
+    assert "--workers" in person.types("help", "quit").stdout
+    assert "unknown verb 'nonsense'" in person.types("help", "nonsense", expect=2).stderr
+
+
+def test_a_command_without_two_dashes_is_answered_with_what_to_type(tmp_path: Path) -> None:
+    """The whole line again, with -- where it belongs."""
+    told = Person(tmp_path).types("start", "alice", "-e", "A=1", "python3", "-u", "my bot.py", expect=2).stderr
+    assert "type: everdeck start alice -e A=1 -- python3 -u 'my bot.py'" in told
+
+
+def test_completion_offers_what_may_follow_an_option(person: Person, tmp_path: Path) -> None:
+    """Policies after --restart, states after --state-is, names of workers, verbs within feed."""
+    person.types("start", "alice", *SLEEPER)
+
+    def offered(*words: str) -> list[str]:
+        return person.types("complete", "--", *words).stdout.split()
+
+    assert offered("start", "x", "--restart", "") == ["always", "on-failure", "never"]
+    assert offered("start", "x", "--restart=n") == ["--restart=never"]
+    assert offered("start", "x", "--cwd", "") == []
+    assert offered("ps", "--state-is", "f") == ["failed"]
+    assert offered("list", "al") == ["alice"]
+    assert offered("feed", "") == ["dead-letters"]
+    assert offered("feed", "dead-letters", "r") == ["retry"]
+    assert "--stream" in offered("feed", "dead-letters", "list", "--")
+    assert "--install-completion" not in person.types("feed", "--help").stdout
+
+
+# --- what cannot be used ----------------------------------------------------------------------------------------
+
+
+def test_a_state_directory_that_cannot_be_used_is_an_answer_not_a_traceback(tmp_path: Path) -> None:
+    """`up --detach` under a file and under a directory that nobody may write to."""
+    (tmp_path / "file").write_text("")
+    for state in (tmp_path / "file" / "state", Path("/proc/everdeck")):
+        told = Person(state).types("up", "--detach", "--no-http", expect=1).stderr
+        assert "Traceback" not in told
+        assert told.startswith(f"everdeck: {state}: ")
+        told = Person(state).types("up", "--no-http", expect=1).stderr
+        assert "Traceback" not in told
+        assert str(state) in told
+
+
+def test_the_deck_of_another_user_is_an_answer_not_a_traceback(owner: Person) -> None:
+    """It says whose deck it is. Root without its power over other people's files sees what any user sees."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a deck to another user")
+    owner.types("start", "alice", *SLEEPER)
+    owner.types("down", "--workers")
+    for path in (owner.state, *owner.state.rglob("*")):
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    for verb in ("logs alice", "logs --all", "ps", "events", "inspect alice", "stop alice", "up --detach --no-http"):
+        command = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--", str(EVERDECK)]
+        told = subprocess.run(
+            [*command, "--state", str(owner.state), *verb.split()],
+            capture_output=True,
+            text=True,
+            env=owner.env,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        assert told.returncode == 1, f"{verb}: {told.stdout}{told.stderr}"
+        assert "Traceback" not in told.stderr, told.stderr
+        assert "belongs to nobody" in told.stderr, f"{verb}: {told.stderr}"
+
+
+def test_names_and_states_that_are_not_there_are_errors(person: Person) -> None:
+    """Silence would look like an empty deck."""
+    person.types("start", "alice", *SLEEPER)
+    assert "did you mean 'alice'?" in person.types("ps", "alcie", expect=1).stderr
+    assert "did you mean 'alice'?" in person.types("events", "alcie", expect=1).stderr
+    assert "invalid choice" in person.types("ps", "--state-is", "runing", expect=2).stderr
+    assert "invalid choice" in person.types("events", "--kind", "crushed", expect=2).stderr
+    assert person.types("ps", "alice", "-q").stdout == "alice\n"
+    person.types("rm", "alice")
+    assert "alice" in person.types("events", "alice").stdout
+
+
+def test_neither_start_nor_restart_closes_the_breaker(person: Person) -> None:
+    """As on the page: a failed worker waits until somebody resets it."""
+    person.types("start", "bad", "--max-crashes", "0", "--", "false")
+    until(lambda: person.worker("bad")["state"] == "failed")
+    for verb in ("start", "restart"):
+        assert "reset it" in person.types(verb, "bad", expect=1).stderr
+        assert person.worker("bad")["state"] == "failed"
+
+
+# --- down, login, inspect ---------------------------------------------------------------------------------------
+
+
+def test_down_ends_the_daemon_and_leaves_adoptable_workers(owner: Person) -> None:
+    """With --workers nothing is left; without an owner it is exit code 3."""
+    owner.types("start", "stays", *SLEEPER)
+    owner.types("start", "goes", "--bound", *SLEEPER)
+    pid = owner.worker("stays")["pid"]
+    assert "1 workers run on, unsupervised" in owner.types("down").stdout
+    seen = owner.seen()
+    assert not seen["supervised"]
+    assert owner.worker("stays")["pid"] == pid
+    assert owner.worker("goes")["pid"] is None
+    owner.types("down", expect=3)
+    owner.up()
+    assert owner.worker("stays")["pid"] == pid
+    owner.types("quit", "--workers")
+    assert owner.worker("stays")["pid"] is None
+    owner.types("ps")
+
+
+def test_login_prints_the_link_that_logs_in(alone: Person) -> None:
+    """The same link as at the first start, whenever it is asked for."""
+    shown = alone.types("up", "--detach", "--listen", "127.0.0.1:0").stdout
+    link = alone.types("login").stdout.strip()
+    assert link in shown
+    assert json.loads(alone.types("login", "--json").stdout)["link"] == link
+    assert "Everdeck" in httpx.get(link, follow_redirects=True, timeout=PATIENCE_SECONDS).text
+
+
+def test_a_daemon_without_a_page_has_no_link(person: Person) -> None:
+    """It says how to have one."""
+    assert "--no-http" in person.types("login", expect=1).stderr
+
+
+def test_inspect_tells_everything_but_values(person: Person, tmp_path: Path) -> None:
+    """Spec, directory, names of variables and secrets, ends, layers, files; never a value."""
+    (tmp_path / "token").write_text("hush-hush")
+    person.types(
+        *("start", "alice", "-e", "MOOD=secretly-happy", "--secret", f"TOKEN={tmp_path / 'token'}", "--label", "a=b"),
+        *SLEEPER,
+        cwd=tmp_path,
+    )
+    person.types("restart", "alice")
+    told = person.types("inspect", "alice").stdout
+    for part in ("sleep 1000", str(tmp_path), "MOOD", "TOKEN", "a=b", "L2", "stopped pid", "killed by SIGTERM", "data"):
+        assert part in told, part
+    assert "hush-hush" not in told
+    assert "secretly-happy" not in told
+    assert not set("{}[]") & set(told)
+    found = json.loads(person.types("inspect", "alice", "--json").stdout)
+    assert found["spec"]["cwd"] == str(tmp_path)
+    assert found["ends"][-1]["detail"]["exit"] == {"kind": "killed", "signal": 15}
+    assert found["paths"]["data"].endswith("workers/alice/data")
+    assert "did you mean 'alice'?" in person.types("inspect", "alcie", expect=1).stderr
+
+
+def test_a_long_name_gives_way_in_its_middle(person: Person) -> None:
+    """In a terminal of 80 columns the state is still there; piped on, the name is whole."""
+    name = "customer-" + "x" * 100 + "-17"
+    person.types("start", name, *SLEEPER)
+    assert name in person.types("ps").stdout
+    command = f"{EVERDECK} --state {person.state} ps"
+    shown = pexpect.run(command, env={**person.env, "COLUMNS": "80"}, dimensions=(24, 80))
+    line = next(line for line in shown.decode().splitlines() if line.startswith("customer-"))
+    assert "…" in line
+    assert "-17 " in line
+    assert "running" in line[:60]
+
+
+def test_lines_have_times_and_json(person: Person) -> None:
+    """The time stands before lines that have none of their own; a progress bar shows its last state."""
+    said = "printf 'plain\\n2026-01-02 03:04:05 stamped\\n10%%\\r50%%\\r100%% done\\n'; exec sleep 1000"
+    person.types("start", "alice", "--", "sh", "-c", said)
+    until(lambda: "100% done" in person.types("logs", "alice").stdout)
+    shown = person.types("logs", "alice", "--times").stdout.splitlines()
+    lines = [line for line in shown if not line.startswith("--- everdeck")]  # the mark of its start comes when it comes
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d plain", lines[-3])
+    assert lines[-2] == "2026-01-02 03:04:05 stamped"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d 100% done", lines[-1])
+    told = [json.loads(line) for line in person.types("logs", "alice", "--json").stdout.splitlines()]
+    told = [line for line in told if not line["line"].startswith("--- everdeck")]
+    assert [line["line"] for line in told] == ["plain", "2026-01-02 03:04:05 stamped", "100% done"]
+    assert {line["worker"] for line in told} == {"alice"}
+    assert abs(datetime.fromisoformat(told[0]["at"]).timestamp() - time.time()) < PATIENCE_SECONDS
 
 
 # --- where a worker runs ----------------------------------------------------------------------------------------
@@ -276,7 +471,7 @@ def test_a_program_that_is_not_there_is_told(person: Person) -> None:
 def test_secrets_reach_the_worker_and_nobody_else(person: Person, tmp_path: Path) -> None:
     """The value is in a file of the worker's own and in no listing, no event, no log and no command line."""
     (tmp_path / "token").write_text("hunter2-hunter2\n")
-    script = 'cat "$CREDENTIALS_DIRECTORY/TOKEN" > got; exec sleep 1000'
+    script = 'cat "$CREDENTIALS_DIRECTORY/TOKEN" > "$EVERDECK_DIR/data/got"; exec sleep 1000'
     person.types("start", "alice", "--secret", f"TOKEN={tmp_path / 'token'}", "--", "sh", "-c", script)
     got = person.state / "workers" / "alice" / "data" / "got"
     until(lambda: got.exists() and got.read_text() == "hunter2-hunter2")

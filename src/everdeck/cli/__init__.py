@@ -4,9 +4,10 @@ This file owns what all verbs share: finding the verb, ``--state``, exit codes a
 wrong. It imports nothing that the chosen verb does not need, because ``everdeck ps`` is typed all day and should cost
 the start of Python and little more: argparse takes 9 ms of CPU to load where click takes 90.
 
-Exit codes: 0 done, 1 the thing failed, 2 used wrongly, 3 no owner is running.
+Exit codes: 0 done, 1 operation failed, 2 invalid usage, 3 no owner is running.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ NO_OWNER: Final = 3
 INTERRUPTED: Final = 130
 
 
-class Verb(NamedTuple):
+class Entry(NamedTuple):
     """Where a verb lives and the line that the overview shows for it."""
 
     module: str
@@ -33,30 +34,47 @@ class Verb(NamedTuple):
 
 _DAEMON, _WORKERS, _LOOK, _MOVE = "The daemon", "Workers", "Looking", "Moving and mending"
 
-VERBS: Final[dict[str, Verb]] = {
-    "demo": Verb("demo", "three sample users, the page, and a guided kill -9", _DAEMON),
-    "up": Verb("up", "own the deck: supervise, apply everdeck.toml, serve the socket and the page", _DAEMON),
-    "apply": Verb("apply", "make the deck as a file says; shows the plan first", _DAEMON),
-    "reload": Verb("reload", "replace the running daemon by the installed code, without stopping anything", _DAEMON),
-    "start": Verb("start", "start a worker", _WORKERS),
-    "stop": Verb("act", "stop workers; returns when their whole trees are gone", _WORKERS),
-    "restart": Verb("act", "stop workers and start them again", _WORKERS),
-    "reset": Verb("act", "let failed workers try again", _WORKERS),
-    "rm": Verb("act", "stop workers and forget them, their logs and their data", _WORKERS),
-    "ps": Verb("ps", "who runs", _LOOK),
-    "logs": Verb("logs", "what workers print", _LOOK),
-    "events": Verb("events", "what happened", _LOOK),
-    "top": Verb("top", "a live view in the terminal", _LOOK),
-    "doctor": Verb("doctor", "what this machine gives, and what is wrong on it", _MOVE),
-    "adopt": Verb("adopt", "take over a process that somebody else started", _MOVE),
-    "export": Verb("export", "a systemd unit or a Kubernetes manifest for this deck", _MOVE),
-    "feed": Verb("feed", "inboxes, dead letters and cursors of feeds", _MOVE),
-    "schema": Verb("schema", "the JSON Schema of everdeck.toml, for editors", _MOVE),
-    "completion": Verb("completion", "completion for bash, zsh and fish", _MOVE),
+VERBS: Final[dict[str, Entry]] = {
+    "demo": Entry("demo", "three sample users, the page, and a guided kill -9", _DAEMON),
+    "up": Entry("up", "start the daemon: supervise, apply everdeck.toml, serve the command line and the page", _DAEMON),
+    "down": Entry("down", "stop the daemon; workers stay unless you say --workers", _DAEMON),
+    "login": Entry("login", "the page's link with its token, once more", _DAEMON),
+    "apply": Entry("apply", "make the workers match a configuration file; shows the plan first", _DAEMON),
+    "reload": Entry("reload", "replace the running daemon by the installed code, without stopping anything", _DAEMON),
+    "start": Entry("start", "start a worker", _WORKERS),
+    "stop": Entry("act", "stop workers; returns when their whole trees are gone", _WORKERS),
+    "restart": Entry("act", "stop workers and start them again", _WORKERS),
+    "reset": Entry("act", "let failed workers try again", _WORKERS),
+    "rm": Entry("act", "stop workers and forget them, their logs and their data", _WORKERS),
+    "ps": Entry("ps", "list workers and their state", _LOOK),
+    "inspect": Entry("inspect", "everything about one worker", _LOOK),
+    "logs": Entry("logs", "what workers print", _LOOK),
+    "events": Entry("events", "what happened", _LOOK),
+    "top": Entry("top", "a live view in the terminal", _LOOK),
+    "doctor": Entry("doctor", "check kernel features and find problems", _MOVE),
+    "adopt": Entry("adopt", "take over a process that somebody else started", _MOVE),
+    "export": Entry("export", "a systemd unit or a Kubernetes manifest for this deck", _MOVE),
+    "feed": Entry("feed", "inboxes, dead letters and cursors of feeds", _MOVE),
+    "schema": Entry("schema", "the JSON Schema of everdeck.toml, for editors", _MOVE),
+    "completion": Entry("completion", "completion for bash, zsh and fish", _MOVE),
 }
-_HIDDEN: Final[dict[str, Verb]] = {
-    "preflight": Verb("reload", "", ""),
-    "complete": Verb("completion", "", ""),
+# What people type who come from another tool, or from English.
+ALIASES: Final[dict[str, str]] = {
+    "ls": "ps",
+    "list": "ps",
+    "status": "ps",
+    "remove": "rm",
+    "delete": "rm",
+    "show": "inspect",
+    "describe": "inspect",
+    "quit": "down",
+}
+# Never suggested: a person who mistyped something else may well press Enter on the suggestion.
+_DESTROYING: Final = frozenset({"rm", "stop", "down"})
+_WITHOUT_A_DECK: Final = frozenset({"demo", "export", "feed", "schema", "completion", "complete"})
+_HIDDEN: Final[dict[str, Entry]] = {
+    "preflight": Entry("reload", "", ""),
+    "complete": Entry("completion", "", ""),
 }
 
 
@@ -95,29 +113,55 @@ def _dispatch(arguments: list[str]) -> int:
             state = word.partition("=")[2]
         elif word.startswith("-"):
             return _misused(f"unknown option {word!r} before the verb")
+        elif word == "help":
+            return _help(arguments)
         else:
-            return _run(word, arguments, state)
+            return _run(ALIASES.get(word, word), arguments, state)
     print(_overview(), file=sys.stderr)
     return USED_WRONGLY
 
 
-def _run(name: str, arguments: list[str], state: str | None) -> int:
-    verb = VERBS.get(name) or _HIDDEN.get(name)
-    if verb is None:
-        from difflib import get_close_matches
+def _help(arguments: list[str]) -> int:
+    """``everdeck help [VERB]``."""
+    if not arguments:
+        print(_overview())
+        return DONE
+    name = ALIASES.get(arguments[0], arguments[0])
+    if name not in VERBS:
+        return _unknown(arguments[0])
+    parser_of(name).print_help()
+    return DONE
 
-        near = get_close_matches(name, VERBS, n=1, cutoff=0.5)
-        return _misused(f"unknown verb {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    if name == "feed":
-        return _feed(arguments, state)
+
+def _unknown(word: str) -> int:
+    from difflib import get_close_matches
+
+    known = [name for name in (*VERBS, *ALIASES) if ALIASES.get(name, name) not in _DESTROYING]
+    near = get_close_matches(word, known, n=1, cutoff=0.75)
+    return _misused(f"unknown verb {word!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+
+
+def _run(name: str, arguments: list[str], state: str | None) -> int:
+    entry = VERBS.get(name) or _HIDDEN.get(name)
+    if entry is None:
+        return _unknown(name)
     options = _parsed(name, arguments, state)
     from everdeck.errors import EverdeckError
 
-    function = getattr(_module(verb), name)
+    function = getattr(_module(entry), name)
     try:
+        if name not in _WITHOUT_A_DECK:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.scandir(options.state).close()
         code: int = function(options)
     except EverdeckError as error:
         return _told(error, options.state)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _refused(error)
     return code
 
 
@@ -125,8 +169,7 @@ def parser_of(name: str) -> "ArgumentParser":
     """The parser of one verb."""
     from argparse import ArgumentParser, RawDescriptionHelpFormatter
 
-    verb = VERBS.get(name) or _HIDDEN[name]
-    module = _module(verb)
+    module = _module(VERBS.get(name) or _HIDDEN[name])
     function = getattr(module, name)
     parser = ArgumentParser(
         prog=f"everdeck {name}",
@@ -153,17 +196,25 @@ def _parsed(name: str, arguments: list[str], state: str | None) -> "Namespace":
     if name in {"start", "complete"} and "--" in arguments:
         cut = arguments.index("--")
         own, command = arguments[:cut], arguments[cut + 1 :]
-    options = parser_of(name).parse_args(own)
+    parser = parser_of(name)
+    options, more = parser.parse_known_args(own)
+    if more:
+        if name == "start" and command is None and not more[0].startswith("-"):
+            from shlex import join
+
+            meant = [*own[: own.index(more[0])], "--", *own[own.index(more[0]) :]]
+            parser.error(f"the command stands after --; type: everdeck start {join(meant)}")
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
     options.verb = name
     options.command_line = command
     options.state = Path(options.state or state or os.environ.get("EVERDECK_STATE") or ".everdeck")
     return options
 
 
-def _module(verb: Verb) -> object:
+def _module(entry: Entry) -> object:
     from importlib import import_module
 
-    return import_module(f"everdeck.cli.{verb.module}")
+    return import_module(f"everdeck.cli.{entry.module}")
 
 
 def _told(error: Exception, state: "Path") -> int:
@@ -187,6 +238,33 @@ def _told(error: Exception, state: "Path") -> int:
     from everdeck.errors import ConfigRefused
 
     return USED_WRONGLY if isinstance(error, SpecError) and not isinstance(error, ConfigRefused) else FAILED
+
+
+def _refused(error: OSError) -> int:
+    """A file or directory that the system does not let us use: which one, why, and who may."""
+    print(f"everdeck: {error.filename}: {error.strerror}{_whose(str(error.filename))}", file=sys.stderr)
+    return FAILED
+
+
+def _whose(path: str) -> str:
+    """``; it belongs to bob``, when that is the reason; or nothing."""
+    from pathlib import Path
+
+    for place in (Path(path), *Path(path).absolute().parents):
+        try:
+            uid = place.stat().st_uid
+        except OSError:
+            continue
+        if uid == os.geteuid():
+            return ""
+        from pwd import getpwuid
+
+        try:
+            owner = getpwuid(uid).pw_name
+        except KeyError:
+            owner = f"uid {uid}"
+        return f"; {place} belongs to {owner}"
+    return ""
 
 
 def _owner_without_a_socket(state: "Path") -> str | None:
@@ -214,24 +292,14 @@ def _overview() -> str:
     ]
     for group in (_DAEMON, _WORKERS, _LOOK, _MOVE):
         lines += ["", f"{group}:"]
-        lines += [f"  {name:<11} {verb.help}" for name, verb in VERBS.items() if verb.group == group]
+        lines += [f"  {name:<11} {entry.help}" for name, entry in VERBS.items() if entry.group == group]
     lines += [
         "",
         "Options:",
         "  --state DIR  the deck's directory (default: $EVERDECK_STATE, else ./.everdeck); also after the verb",
         "  --version    the version",
         "",
-        "Exit codes: 0 done, 1 the thing failed, 2 used wrongly, 3 no owner is running.",
-        "First steps: everdeck demo.  More: everdeck VERB --help",
+        "Exit codes: 0 done, 1 operation failed, 2 invalid usage, 3 no owner is running.",
+        "First steps: everdeck demo.  More: everdeck help VERB",
     ]
     return "\n".join(lines)
-
-
-def _feed(arguments: list[str], state: str | None) -> int:
-    """``everdeck feed`` is a small application of its own."""
-    from everdeck.cli.feed import feed_app
-
-    if state is not None:
-        os.environ["EVERDECK_STATE"] = state
-    feed_app(args=arguments, prog_name="everdeck feed")
-    return DONE

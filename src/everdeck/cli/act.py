@@ -43,7 +43,8 @@ def rm_options(parser: ArgumentParser) -> None:
 def stop(options: Namespace) -> int:
     """Stop workers: SIGTERM, the grace period, then SIGKILL to whatever is left of the tree.
 
-    Any number stop in parallel. It returns when the trees are proven gone, so what you do next cannot meet them.
+    Any number stop in parallel. It returns when the trees are proven gone, so nothing you run next can
+    collide with the old processes.
     """
     return _act(options, "stop")
 
@@ -78,7 +79,7 @@ def on_one(client: Client, verb: str, name: str) -> dict[str, Any]:
             return {"name": name, "state": "removed"}
         status: dict[str, Any] = client.document("POST", f"{path}/{verb}")
     except Refusal as refusal:
-        raise _with_suggestions(client, refusal, name) from None
+        raise with_suggestions(client, refusal, name) from None
     return status
 
 
@@ -173,7 +174,8 @@ def _pid(status: dict[str, Any] | None) -> str:
     return f" (pid {status['pid']})" if status and status["pid"] else ""
 
 
-def _with_suggestions(client: Client, refusal: Refusal, name: str) -> EverdeckError:
+def with_suggestions(client: Client, refusal: Refusal, name: str) -> EverdeckError:
+    """The same refusal, with the names that are near if it says that there is no such worker."""
     if refusal.kind != "unknown-worker" or "did you mean" in str(refusal):
         return refusal
     detail = f"{refusal}{output.suggestions(name, _names(client))}"

@@ -26,7 +26,10 @@ def apply_options(parser: ArgumentParser) -> None:
 
 
 def apply(options: Namespace) -> int:
-    """Make the deck as a file says. The plan is shown first: what is added, changed, removed and unchanged."""
+    """Make the workers match a configuration file.
+
+    The plan is shown first: what is added, changed, removed and unchanged.
+    """
     import msgspec
 
     from everdeck.config import load

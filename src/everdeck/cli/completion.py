@@ -5,10 +5,10 @@ The scripts are a few lines each; all knowledge is in the parsers, so a new opti
 
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, Namespace
 from pathlib import Path
 
-from everdeck.cli import DONE, VERBS, parser_of
+from everdeck.cli import ALIASES, DONE, VERBS, parser_of
 from everdeck.statedir import StateDir
 
 _BASH = """\
@@ -32,7 +32,7 @@ _FISH = """\
 complete -c everdeck -f -a '(everdeck complete -- (commandline -opc)[2..-1] (commandline -ct) 2>/dev/null)'
 """
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
-_NAMING = {"start", "stop", "restart", "reset", "rm", "logs", "events"}
+_NAMING = {"start", "stop", "restart", "reset", "rm", "ps", "inspect", "logs", "events"}
 
 
 def completion_options(parser: ArgumentParser) -> None:
@@ -68,18 +68,65 @@ def complete(options: Namespace) -> int:
 
 
 def _answers(before: list[str], begun: str, state: Path) -> list[str]:
-    verb = next((word for word in before if not word.startswith("-") and word in VERBS), None)
-    if verb is None:
-        return [name for name in (*VERBS, "--state", "--help", "--version") if name.startswith(begun)]
-    if verb == "feed" or "--" in before:
+    typed = next((word for word in before if not word.startswith("-") and (word in VERBS or word in ALIASES)), None)
+    if typed is None:
+        words = (*VERBS, "help", "--state", "--help", "--version")
+        return [] if before[-1:] == ["--state"] else [name for name in words if name.startswith(begun)]
+    if "--" in before:
         return []
-    parser = parser_of(verb)
+    verb = ALIASES.get(typed, typed)
+    parser = _innermost(parser_of(verb), before[before.index(typed) + 1 :])
+    option, equals, value = begun.partition("=")
+    if equals and begun.startswith("--"):
+        return [f"{option}={choice}" for choice in _values(parser, option, state) if choice.startswith(value)]
+    if before[-1].startswith("-") and _takes_a_value(parser, before[-1]):
+        return [choice for choice in _values(parser, before[-1], state) if choice.startswith(begun)]
     if begun.startswith("-"):
-        return sorted(option for option in parser._option_string_actions if option.startswith(begun))  # noqa: SLF001 - argparse has no public list of its options
-    positional = [action for action in parser._actions if not action.option_strings]  # noqa: SLF001 - as above
+        return sorted(option for option in _options(parser) if option.startswith(begun))
+    positional = [action for action in parser._actions if not action.option_strings]  # noqa: SLF001 - argparse has no public list of its options
     choices = [str(choice) for action in positional for choice in action.choices or ()]
     if verb in _NAMING:
-        folder = StateDir(state).workers
-        if folder.is_dir():
-            choices += sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        choices += _names(state)
     return [choice for choice in choices if choice.startswith(begun)]
+
+
+def _innermost(parser: ArgumentParser, words: list[str]) -> ArgumentParser:
+    """The parser of the verb within a verb that was typed last, such as ``feed dead-letters list``."""
+    for word in words:
+        for action in parser._actions:  # noqa: SLF001 - as above
+            inner = (action.choices or {}).get(word) if isinstance(action.choices, dict) else None
+            if isinstance(inner, ArgumentParser):
+                parser = inner
+                break
+    return parser
+
+
+def _options(parser: ArgumentParser) -> dict[str, Action]:
+    return parser._option_string_actions  # noqa: SLF001 - as above
+
+
+def _takes_a_value(parser: ArgumentParser, option: str) -> bool:
+    action = _options(parser).get(option)
+    return action is not None and action.nargs != 0
+
+
+def _values(parser: ArgumentParser, option: str, state: Path) -> list[str]:
+    """What may follow an option; nothing for a file, which the shell completes itself."""
+    action = _options(parser).get(option)
+    if action is None:
+        return []
+    if option == "--template":
+        import json
+
+        try:
+            return sorted(json.loads(StateDir(state).applied.read_text(encoding="utf-8"))["templates"])
+        except (OSError, ValueError, KeyError):
+            return []
+    return [str(choice) for choice in action.choices or ()]
+
+
+def _names(state: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in os.scandir(StateDir(state).workers) if entry.is_dir())
+    except OSError:
+        return []

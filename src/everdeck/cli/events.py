@@ -5,11 +5,14 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from everdeck.cli import DONE, USED_WRONGLY, output
+from everdeck import wording
+from everdeck.cli import DONE, FAILED, USED_WRONGLY, output
 from everdeck.client import Client
 from everdeck.errors import ClientError, NoOwner
+from everdeck.model import EventKind
 
 RETRY_SECONDS = 0.5
+NAME_WIDTH = 32
 
 
 def events_options(parser: ArgumentParser) -> None:
@@ -19,10 +22,20 @@ def events_options(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one event per line, as JSON")
     parser.add_argument("--after", type=int, metavar="ID", help="only events after this id")
     parser.add_argument("-n", "--lines", type=int, default=None, metavar="N", help="only the last N")
+    kinds = [kind.value for kind in EventKind]
+    parser.add_argument(
+        "--kind",
+        action="append",
+        default=[],
+        metavar="KIND",
+        choices=kinds,
+        help="only this kind; may be repeated",
+    )
     parser.epilog = (
         "examples:\n"
         "  everdeck events -n 20\n"
         "  everdeck events alice -f\n"
+        "  everdeck events --kind crashed --kind failed\n"
         "  everdeck events --json --after 120 | jq -c 'select(.kind == \"crashed\")'"
     )
 
@@ -32,10 +45,26 @@ def events(options: Namespace) -> int:
     if options.lines is not None and options.lines < 0:
         print("everdeck events: -n takes a number of at least 0", file=sys.stderr)
         return USED_WRONGLY
+    if options.worker is not None and not _is_known(options):
+        return FAILED
     last = _print_past(options)
     if options.follow:
         _print_future(options, last)
     return DONE
+
+
+def _is_known(options: Namespace) -> bool:
+    """Whether there is, or ever was, a worker of that name; says so if not."""
+    from everdeck.cli.ps import look
+    from everdeck.deck.peek import peek_events
+    from everdeck.model import worker_name
+
+    name = worker_name(options.worker)
+    known = [worker["name"] for worker in look(options.state)["workers"]]
+    if name in known or peek_events(options.state, limit=1, worker=name):
+        return True
+    output.note(f"everdeck: no worker {name!r} in this deck{output.suggestions(name, known)}")
+    return False
 
 
 def _print_past(options: Namespace) -> int:
@@ -55,11 +84,16 @@ def _print_past(options: Namespace) -> int:
         output.note("not supervised: no owner is running; these are the events recorded so far")
         found = msgspec.to_builtins(peek_events(options.state, after=last, worker=options.worker))
         last = found[-1]["id"] if found else last
+    found = [event for event in found if _is_wanted(event, options)]
     if options.lines is not None:
         found = found[-options.lines :] if options.lines else []
     for event in found:
         _print(event, as_json=options.json)
     return last
+
+
+def _is_wanted(event: dict[str, Any], options: Namespace) -> bool:
+    return not options.kind or event["kind"] in options.kind
 
 
 def _print_future(options: Namespace, last: int) -> None:
@@ -72,7 +106,8 @@ def _print_future(options: Namespace, last: int) -> None:
                 for raw in client.follow_events(after=last, **query):
                     event = json.loads(raw)
                     last, lost = event["id"], False
-                    _print(event, as_json=options.json)
+                    if _is_wanted(event, options):
+                        _print(event, as_json=options.json)
                     sys.stdout.flush()
         except ClientError:
             if not lost:
@@ -91,17 +126,10 @@ def _print(event: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(event))
         return
-    colour = output.wants_colour()
     bad = {"crashed", "failed", "killed", "unhealthy", "lock-conflict", "orphan-reaped"}
-    kind = output.painted(event["kind"].ljust(13), "31" if event["kind"] in bad else "32", colour=colour)
-    detail = ", ".join(
-        f"{key}={_short(value)}" for key, value in event["detail"].items() if value not in (None, "", [])
-    )
+    calm = {"stopping", "stopped", "exited", "log-rotated"}
+    paint = "31" if event["kind"] in bad else "2" if event["kind"] in calm else "32"
+    kind = output.painted(event["kind"].ljust(13), paint, colour=output.wants_colour())
     at = event["at"][:19].replace("T", " ")
-    print(f"{event['id']:>6}  {at}  {event['worker'] or '(deck)':<16} {kind} {detail}".rstrip())
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict) and (ended := output.ending(value)):
-        return ended
-    return value if isinstance(value, str) else json.dumps(value)
+    name = output.shortened(event["worker"] or "(deck)", NAME_WIDTH)
+    print(f"{event['id']:>6}  {at}  {name:<16} {kind} {wording.detail(event['detail'])}".rstrip())

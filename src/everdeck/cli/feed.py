@@ -6,116 +6,124 @@ retry within seconds. No deck is needed.
 """
 
 import asyncio
+import json
+import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
+from everdeck.cli import DONE, FAILED, USED_WRONGLY, output
 
 if TYPE_CHECKING:
     from everdeck.feed import Inbox
 
-feed_app = typer.Typer(
-    name="feed",
-    help="Look into a feed's inbox.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-dead_letters_app = typer.Typer(
-    help="Messages that were set aside: they kept failing, or took their process with them.", no_args_is_help=True
-)
-feed_app.add_typer(dead_letters_app, name="dead-letters")
-
-_PATH = typer.Argument(metavar="PATH", help="The inbox's file, such as bot.db.", exists=True, dir_okay=False)
-_NUMBERS = typer.Argument(metavar="NUMBER…", help="The numbers that `list` shows; unsent replies begin with 'out-'.")
-_JSON = typer.Option("--json", help="Machine-readable: one JSON object per line.")
-_ALL = typer.Option("--all", help="All of them.")
 _SHOWN_PAYLOAD = 60
 _Answer = TypeVar("_Answer")
 
 
-@dead_letters_app.command("list")
-def list_dead_letters(
-    path: Annotated[Path, _PATH],
-    *,
-    json: Annotated[bool, _JSON] = False,
-    stream: Annotated[str | None, typer.Option(help="Only those of this stream, such as telegram:123456.")] = None,
-) -> None:
+def feed_options(parser: ArgumentParser) -> None:
+    """Options of feed."""
+    parser.epilog = (
+        "examples:\n  everdeck feed dead-letters list bot.db\n  everdeck feed dead-letters retry bot.db --all"
+    )
+    subjects = parser.add_subparsers(metavar="dead-letters", required=True)
+    letters = subjects.add_parser("dead-letters", help="messages that were set aside", description=_DEAD_LETTERS)
+    acts = letters.add_subparsers(metavar="list|show|retry|drop", required=True)
+    for name, (function, many) in {
+        "list": (_list, False),
+        "show": (_show, False),
+        "retry": (_retry, True),
+        "drop": (_drop, True),
+    }.items():
+        said = function.__doc__ or ""
+        act = acts.add_parser(name, help=said.partition(".")[0], description=said)
+        act.add_argument("path", metavar="PATH", type=Path, help="the inbox's file, such as bot.db")
+        if name == "show":
+            act.add_argument("number", metavar="NUMBER", help="the number that `list` shows")
+        if many:
+            act.add_argument(
+                "numbers", metavar="NUMBER", nargs="*", help="as `list` shows them; unsent replies begin with 'out-'"
+            )
+            act.add_argument("--all", action="store_true", help="all of them")
+        if name == "list":
+            act.add_argument("--stream", metavar="NAME", help="only those of this stream, such as telegram:123456")
+        act.add_argument("--json", action="store_true", help="one JSON object per line")
+        act.set_defaults(act=function)
+
+
+_DEAD_LETTERS = "Messages that were set aside: they kept failing, or took their process with them."
+
+
+def feed(options: Namespace) -> int:
+    """Look into a feed's inbox: messages that were set aside, to be tried again or dropped.
+
+    It works on the inbox's file, beside a running bot, which notices a retry within seconds.
+    """
+    from everdeck.errors import FeedError
+
+    if not options.path.is_file():
+        print(f"everdeck feed: {options.path} is not an inbox's file", file=sys.stderr)
+        return USED_WRONGLY
+    try:
+        code: int = options.act(options)
+    except FeedError as error:
+        print(f"everdeck feed: {error}", file=sys.stderr)
+        return FAILED
+    return code
+
+
+def _list(options: Namespace) -> int:
     """List what was set aside, oldest first: received messages, then unsent replies."""
-    letters = _with(path, lambda inbox: _all_letters(inbox, stream))
-    if json:
+    letters = _with(options.path, lambda inbox: _all_letters(inbox, options.stream))
+    if options.json:
         _print_json(letters)
-        return
-    if not letters:
-        typer.echo("no dead letters")
-        return
-    fields = ("number", "stream", "id", "key", "attempts", "died_at", "error")
-    rows = [[name.replace("_", " ") for name in fields]]
-    rows += [
-        [_one_line("-" if letter[field] is None else str(letter[field])) for field in fields] for letter in letters
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    elif not letters:
+        print("no dead letters")
+    else:
+        fields = ("number", "stream", "id", "key", "attempts", "died_at", "error")
+        header = [name.replace("_", " ").upper() for name in fields]
+        print(output.table(header, [[_one_line(letter[field]) for field in fields] for letter in letters]))
+    return DONE
 
 
-@dead_letters_app.command("show")
-def show_dead_letter(
-    path: Annotated[Path, _PATH],
-    number: Annotated[str, typer.Argument(metavar="NUMBER")],
-    *,
-    json: Annotated[bool, _JSON] = False,
-) -> None:
+def _show(options: Namespace) -> int:
     """Show one dead letter with its payload."""
-    letters = [letter for letter in _with(path, _all_letters) if letter["number"] == number]
+    letters = [letter for letter in _with(options.path, _all_letters) if letter["number"] == options.number]
     if not letters:
-        _refuse(path, [number])
-    if json:
+        return _unknown(options.path, [options.number])
+    if options.json:
         _print_json(letters)
-        return
+        return DONE
     for name, value in letters[0].items():
-        typer.echo(f"{name + ':':<11} {'-' if value is None else value}")
+        print(f"{name + ':':<11} {'-' if value is None else value}")
+    return DONE
 
 
-@dead_letters_app.command("retry")
-def retry_dead_letters(
-    path: Annotated[Path, _PATH],
-    numbers: Annotated[list[str] | None, _NUMBERS] = None,
-    *,
-    everything: Annotated[bool, _ALL] = False,
-    json: Annotated[bool, _JSON] = False,
-) -> None:
+def _retry(options: Namespace) -> int:
     """Let them be tried again, with all their attempts. A running bot notices within seconds."""
     from everdeck.feed.outbox import retry_unsent
 
     async def act(inbox: "Inbox", number: int, *, unsent: bool) -> bool:
         return await (retry_unsent(inbox, number) if unsent else inbox.retry_dead_letter(number))
 
-    _act_on(path, numbers or [], act, "to be tried again", everything=everything, json=json)
+    return _act_on(options, act, "to be tried again")
 
 
-@dead_letters_app.command("drop")
-def drop_dead_letters(
-    path: Annotated[Path, _PATH],
-    numbers: Annotated[list[str] | None, _NUMBERS] = None,
-    *,
-    everything: Annotated[bool, _ALL] = False,
-    json: Annotated[bool, _JSON] = False,
-) -> None:
+def _drop(options: Namespace) -> int:
     """Forget them for good."""
     from everdeck.feed.outbox import drop_unsent
 
     async def act(inbox: "Inbox", number: int, *, unsent: bool) -> bool:
         return await (drop_unsent(inbox, number) if unsent else inbox.drop_dead_letter(number))
 
-    _act_on(path, numbers or [], act, "dropped", everything=everything, json=json)
+    return _act_on(options, act, "dropped")
 
 
 # --- helpers, in the order they are called ---
 
 
 def _with(path: Path, ask: "Callable[[Inbox], Awaitable[_Answer]]") -> _Answer:
-    from everdeck.errors import FeedError
     from everdeck.feed import Inbox
 
     async def opened() -> _Answer:
@@ -126,11 +134,7 @@ def _with(path: Path, ask: "Callable[[Inbox], Awaitable[_Answer]]") -> _Answer:
         finally:
             await inbox.close()
 
-    try:
-        return asyncio.run(opened())
-    except FeedError as err:
-        typer.echo(f"everdeck feed: {err}", err=True)
-        raise typer.Exit(1) from err
+    return asyncio.run(opened())
 
 
 async def _all_letters(inbox: "Inbox", stream: str | None = None) -> list[dict[str, Any]]:
@@ -169,47 +173,42 @@ async def _all_letters(inbox: "Inbox", stream: str | None = None) -> list[dict[s
     return received + unsent
 
 
-def _act_on(
-    path: Path, numbers: list[str], act: Callable[..., Awaitable[bool]], done: str, *, everything: bool, json: bool
-) -> None:
-    if bool(numbers) == everything:
-        typer.echo("everdeck feed: give the numbers that `list` shows, or --all", err=True)
-        raise typer.Exit(2)
+def _act_on(options: Namespace, act: Callable[..., Awaitable[bool]], done: str) -> int:
+    if bool(options.numbers) == options.all:
+        print("everdeck feed: give the numbers that `list` shows, or --all", file=sys.stderr)
+        return USED_WRONGLY
 
     async def each(inbox: "Inbox") -> dict[str, bool]:
-        wanted = [letter["number"] for letter in await _all_letters(inbox)] if everything else numbers
+        wanted = [letter["number"] for letter in await _all_letters(inbox)] if options.all else options.numbers
         found: dict[str, bool] = {}
         for number in wanted:
             digits = number.removeprefix("out-")
             found[number] = digits.isdecimal() and await act(inbox, int(digits), unsent=number.startswith("out-"))
         return found
 
-    answers = _with(path, each)
-    if json:
+    answers = _with(options.path, each)
+    if options.json:
         _print_json([{"number": number, "done": answer} for number, answer in answers.items()])
     else:
         for number, answer in answers.items():
             if answer:
-                typer.echo(f"{number}: {done}")
+                print(f"{number}: {done}")
         if not answers:
-            typer.echo("no dead letters")
+            print("no dead letters")
     missing = [number for number, answer in answers.items() if not answer]
-    if missing:
-        _refuse(path, missing)
+    return _unknown(options.path, missing) if missing else DONE
 
 
-def _refuse(path: Path, numbers: list[str]) -> None:
-    typer.echo(f"everdeck feed: no dead letter {', '.join(numbers)} in {path}", err=True)
-    raise typer.Exit(1)
+def _unknown(path: Path, numbers: list[str]) -> int:
+    print(f"everdeck feed: no dead letter {', '.join(numbers)} in {path}", file=sys.stderr)
+    return FAILED
 
 
 def _print_json(rows: list[dict[str, Any]]) -> None:
-    import msgspec
-
     for row in rows:
-        typer.echo(msgspec.json.encode(row).decode())
+        print(json.dumps(row))
 
 
-def _one_line(text: str) -> str:
-    flat = " ".join(text.split())
+def _one_line(value: object) -> str:
+    flat = "-" if value is None else " ".join(str(value).split())
     return flat if len(flat) <= _SHOWN_PAYLOAD else flat[: _SHOWN_PAYLOAD - 1] + "…"

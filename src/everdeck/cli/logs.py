@@ -19,9 +19,12 @@ def logs_options(parser: ArgumentParser) -> None:
     parser.add_argument("--since", metavar="WHEN", help="10m, 2h, 1d, 20:40, 2026-11-15, 2026-11-15T20:40")
     parser.add_argument("--until", metavar="WHEN", help="as --since")
     parser.add_argument("-g", "--grep", metavar="REGEX", help="only lines that match")
+    parser.add_argument("-t", "--times", action="store_true", help="the time before lines that have none of their own")
+    parser.add_argument("--json", action="store_true", help='one {"worker", "at", "line"} per line')
     parser.epilog = (
         "examples:\n"
         "  everdeck logs alice -f\n"
+        "  everdeck logs alice --times\n"
         "  everdeck logs alice bob --since 10m --grep 'error|timeout'\n"
         "  everdeck logs --all -f"
     )
@@ -58,6 +61,8 @@ def logs(options: Namespace) -> int:
         since=since,
         until=until,
         grep=options.grep,
+        times=options.times,
+        as_json=options.json,
     )
     return DONE
 

@@ -6,7 +6,7 @@ Colours appear only on a terminal and never when ``NO_COLOR`` is set (no-color.o
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 STATE_COLOURS: Final = {
     "running": "32",
@@ -76,22 +76,13 @@ def size(count: float | None) -> str:
     return f"{value:.1f}T"
 
 
-def ending(exit_value: dict[str, Any] | None) -> str:
-    """How a worker ended, in words."""
-    match exit_value:
-        case {"kind": "exited", "code": code}:
-            return f"exit code {code}"
-        case {"kind": "killed", "signal": number}:
-            import signal
-
-            try:
-                return f"killed by {signal.Signals(number).name}"
-            except ValueError:
-                return f"killed by signal {number}"
-        case {"kind": "unknown"}:
-            return "ended unseen"
-        case _:
-            return ""
+def shortened(text: str, width: int) -> str:
+    """The text in at most so many columns: its middle gives way, because names differ at both ends."""
+    if len(text) <= width:
+        return text
+    kept = max(width - 1, 1)
+    head = (kept + 1) // 2
+    return f"{text[:head]}…{text[len(text) - (kept - head) :]}"
 
 
 def note(text: str) -> None:

@@ -1,44 +1,54 @@
 """``everdeck ps``: who runs. Works with no owner too, and then says so."""
 
 import json
+import shutil
 import sys
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from everdeck.cli import DONE, output
+from everdeck import wording
+from everdeck.cli import DONE, FAILED, output
 from everdeck.client import Client
 from everdeck.errors import ClientError, NoOwner
+from everdeck.model import worker_name
 
 # A hung owner must not hang the one verb that shows it.
 ANSWER_SECONDS = 10.0
+MOST_NAME = 128
+STATES = ("running", "starting", "unhealthy", "backoff", "failed", "stopping", "stopped", "exited")
 NOT_SUPERVISED = "not supervised: no owner is running; start one with `everdeck up`"
 
 
 def ps_options(parser: ArgumentParser) -> None:
     """Options of ps."""
+    parser.add_argument("names", metavar="NAME", nargs="*", help="only these workers")
     parser.add_argument("--json", action="store_true", help='{"supervised", "owner_pid", "workers": [...]}')
-    parser.add_argument("--state-is", metavar="STATE", help="only workers in this state")
+    parser.add_argument("--state-is", metavar="STATE", choices=STATES, help="only workers in this state")
     parser.add_argument("--label", metavar="KEY[=VALUE]", help="only workers with this label")
     parser.add_argument("-q", "--quiet", action="store_true", help="names only")
     parser.epilog = (
         "examples:\n"
         "  everdeck ps\n"
+        "  everdeck ps alice bob\n"
         "  everdeck ps --json | jq '.workers[] | select(.state == \"failed\").name'\n"
         "  everdeck ps -q --state-is failed | xargs everdeck reset"
     )
 
 
 def ps(options: Namespace) -> int:
-    """Who runs: one line per worker.
+    """List workers and their state, one line each, and the deck's totals.
 
-    "Up" and "supervised" are two facts: with no owner running the workers are shown as the registry and the
-    kernel know them, and a last line says that nobody would restart them.
+    Being up and being supervised are two facts: with no owner running, the workers are shown as the registry and
+    the kernel know them, and a last line says that nobody would restart them.
     """
     shown = look(options.state)
-    if options.label or options.state_is:
-        shown["workers"] = [worker for worker in shown["workers"] if _is_wanted(worker, options)]
+    if unknown := _unknown(options.names, [worker["name"] for worker in shown["workers"]]):
+        print(unknown, file=sys.stderr)
+        return FAILED
+    shown["workers"] = [worker for worker in shown["workers"] if _is_wanted(worker, options)]
     if options.json:
         json.dump(shown, sys.stdout)
         print()
@@ -67,7 +77,15 @@ def look(state: Path) -> dict[str, Any]:
     return {key: page[key] for key in ("supervised", "owner_pid", "workers")}
 
 
+def _unknown(names: list[str], known: list[str]) -> str:
+    """What is said about names that are no worker's; empty when all are known."""
+    missing = [worker_name(name) for name in names if name not in known]
+    return "\n".join(f"everdeck: no worker {name!r} in this deck{output.suggestions(name, known)}" for name in missing)
+
+
 def _is_wanted(worker: dict[str, Any], options: Namespace) -> bool:
+    if options.names and worker["name"] not in options.names:
+        return False
     if options.state_is and worker["state"] != options.state_is:
         return False
     if options.label:
@@ -84,28 +102,46 @@ def _print_table(shown: dict[str, Any]) -> None:
         paints = [output.STATE_COLOURS.get(worker["state"]) for worker in workers]
         header = ("NAME", "STATE", "PID", "UPTIME", "CPU", "RSS", "RESTARTS", "NOTE")
         colours = [{1: paint} if paint else {} for paint in paints] if colour else ()
-        print(output.table(header, [_row(worker) for worker in workers], colours))
+        # Piped on, a name is whole: a program reads it. In a terminal one long name must not push the rest off.
+        width = name_width(shutil.get_terminal_size().columns) if sys.stdout.isatty() else MOST_NAME
+        rows = [(output.shortened(worker["name"], width), *_row(worker)) for worker in workers]
+        print(output.table(header, rows, colours))
+        if len(workers) > 1:
+            print(totals(workers))
     elif shown["supervised"]:
         print("no workers yet; start one with `everdeck start NAME -- COMMAND`")
     if not shown["supervised"]:
         print(NOT_SUPERVISED)
 
 
+def name_width(columns: int) -> int:
+    """How wide names may be in a terminal of so many columns: the other columns take about 58."""
+    return max(12, columns - 58)
+
+
+def totals(workers: list[dict[str, Any]]) -> str:
+    """``3 workers: 2 running, 1 failed; cpu 3.1%, memory 48.2M``."""
+    counts = Counter(worker["state"] for worker in workers)
+    states = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    cpu = sum(worker["cpu_percent"] or 0 for worker in workers)
+    rss = sum(worker["rss_bytes"] or 0 for worker in workers)
+    return f"{len(workers)} workers: {states}; cpu {cpu:.1f}%, memory {output.size(rss)}"
+
+
 def _row(worker: dict[str, Any]) -> tuple[str, ...]:
     cpu = worker.get("cpu_percent")
     return (
-        worker["name"],
         worker["state"],
         str(worker["pid"] or "-"),
         output.duration(worker["uptime_seconds"]),
         "-" if cpu is None else f"{cpu:.1f}%",
         output.size(worker["rss_bytes"]),
         str(worker["restarts"]),
-        _note(worker),
+        note(worker),
     )
 
 
-def _note(worker: dict[str, Any]) -> str:
+def note(worker: dict[str, Any]) -> str:
     """What a person wants to know beside the numbers."""
     notes = []
     if worker["lifetime"] == "bound":
@@ -115,7 +151,7 @@ def _note(worker: dict[str, Any]) -> str:
         notes.append(f"next try in {output.duration((until - datetime.now(until.tzinfo)).total_seconds())}")
     if worker["state"] == "failed":
         notes.append(f"{worker['crashes']} crashes; look at its log, then `everdeck reset {worker['name']}`")
-    if worker["state"] in {"exited", "backoff", "failed"} and (ended := output.ending(worker["exit"])):
+    if worker["state"] in {"exited", "backoff", "failed"} and (ended := wording.ending(worker["exit"])):
         notes.append(ended)
     if worker["port"]:
         notes.append(f"port {worker['port']}")

@@ -368,6 +368,8 @@ class Owner:
     async def _restart(self, key: WorkerName) -> WorkerStatus:
         async with self._parts().turns.of(key):
             worker = self._known(key)
+            if (refusal := _waits_for_a_person(worker.record)) is not None:
+                raise refusal
             await self._ending.stop([worker], wanted="running")
             crash_point("restart.stopped")
             await self._starting.launch(worker, EventKind.RESTARTED, by="request")
@@ -805,3 +807,10 @@ if TYPE_CHECKING:  # mypy proves that the owner keeps the contract
 
     def _keeps_the_contract(owner: Owner) -> Verbs:
         return owner
+
+
+def _waits_for_a_person(record: Record) -> WorkerFailed | None:
+    """Why it is neither started nor restarted: its breaker has tripped, and only a reset closes it."""
+    if record.phase is not State.FAILED:
+        return None
+    return WorkerFailed(record.name, f"{len(record.crash_times)} crashes within its window")

@@ -22,7 +22,7 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -73,9 +73,41 @@ def read(
     Times come from the index, which the owner writes while it looks at logs: a span may begin and end a second (for a
     slow log ten) too wide, never too narrow; where no owner was looking, wider.
     """
-    pattern = _pattern(grep)
-    for line in _shown(log_dir, lines=lines, since=since, until=until, pattern=pattern, colour=colour, end=end):
+    for line in read_lines(log_dir, lines=lines, since=since, until=until, grep=grep, colour=colour, end=end):
         yield line.text
+
+
+def read_lines(
+    log_dir: Path,
+    *,
+    lines: int | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    grep: str | None = None,
+    colour: bool = False,
+    end: int | None = None,
+) -> Iterator[Line]:
+    """As :func:`read`, each line with its position, from which :class:`Stamps` tells its time."""
+    pattern = _pattern(grep)
+    yield from _shown(log_dir, lines=lines, since=since, until=until, pattern=pattern, colour=colour, end=end)
+
+
+class Stamps:
+    """When the lines of a log were written, as far as its index and its last change tell.
+
+    The index says how long the log was at which time, about once a second while it grows and an owner looks (ten for a
+    slow log). A line is given the first time at which it is known to have been there.
+    """
+
+    def __init__(self, log_dir: Path) -> None:
+        self._entries = _index(log_dir)
+        self._changed = _last_change(log_dir)
+
+    def at(self, line: Line) -> datetime | None:
+        """When a line was written; None if nothing tells."""
+        found = bisect.bisect_left(self._entries, line.position, key=lambda entry: entry[1])
+        second = self._entries[found][0] if found < len(self._entries) else self._changed
+        return datetime.fromtimestamp(second, UTC) if second else None
 
 
 def raw(log_dir: Path) -> Iterator[bytes]:

@@ -3,8 +3,9 @@ r"""Make what a worker printed safe to look at.
 A log holds whatever a process wrote: binary data, half of a UTF-8 sequence, escape sequences that move the cursor,
 rename the window or answer as if the reader had typed. Shown as it is, it acts on the reader's terminal. So colours
 are kept when asked for, other terminal sequences are taken out, and every remaining control
-character is written as an escape such as ``\x07``. Characters that reorder the text around them count as control
-characters, because they make a line read differently from what it says.
+character is written as an escape such as ``\x07``. Of a line that writes over itself (``\r``) the last state is shown.
+Characters that reorder the text around them count as control characters, because they make a line read differently
+from what it says.
 
 See ECMA-48 for the sequences, Unicode TR 9 for the bidirectional controls.
 """
@@ -27,7 +28,8 @@ _RESET: Final = "\x1b[0m"
 
 def shown(line: bytes, *, colour: bool = False) -> str:
     """``line`` as text that only prints: no control characters except tab, and colours only if asked for."""
-    text = line.removesuffix(b"\r").decode("utf-8", "backslashreplace")
+    # A progress bar writes over itself: its last state is what a terminal would show in the end.
+    text = line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "backslashreplace")
     if _UNSAFE.search(text) is None:
         return text
     if not colour:

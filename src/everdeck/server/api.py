@@ -46,6 +46,7 @@ from everdeck.server.documents import (
     BulkResult,
     BulkResults,
     DeckView,
+    DownAnswer,
     HealthAnswer,
     LayerView,
     Login,
@@ -398,6 +399,7 @@ async def show_deck(request: Asked) -> DeckView:
         counts=dict(Counter(status.state for status in await deck.list())),
         last_event_id=await deck.last_event_id(),
         now=datetime.now(UTC),
+        page=services.page,
         directory=await asyncio.to_thread(applying.directory, deck.state_dir),
     )
 
@@ -434,6 +436,18 @@ async def reload_daemon(request: Asked) -> ReloadAnswer:
         raise HTTPException(status_code=HTTPStatus.CONFLICT, detail=f"the new code was not taken: {refused}")
     services.reload_wanted.set()
     return ReloadAnswer(services.deck.owner_pid, __version__)
+
+
+@post("/api/v1/down", responses=_ACTS, status_code=202, summary="End the daemon", tags=["deck"])
+async def leave(request: Asked) -> DownAnswer:
+    """Bound workers are stopped; adoptable ones run on until the next daemon takes them over."""
+    services = _services(request)
+    if services.preflight is None:
+        raise HTTPException(status_code=HTTPStatus.CONFLICT, detail="this owner is not the daemon; end its program")
+    statuses = await services.deck.list()
+    left = sum(status.state.is_live and status.lifetime == "adoptable" for status in statuses)
+    services.leave_wanted.set()
+    return DownAnswer(services.deck.owner_pid, left)
 
 
 @get("/api/v1/samples", responses=_READS, summary="The last hour of cpu and memory", tags=["deck"])
@@ -508,6 +522,7 @@ HANDLERS: Final[list[HTTPRouteHandler]] = [
     apply_configuration,
     reconcile,
     reload_daemon,
+    leave,
     show_samples,
     show_metrics,
     show_health,

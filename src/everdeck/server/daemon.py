@@ -17,7 +17,7 @@ import os
 import signal
 import ssl
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from io import TextIOWrapper
@@ -25,7 +25,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
 
-from everdeck import child
+from everdeck import child, wording
 from everdeck.config import Config
 from everdeck.deck import AsyncDeck
 from everdeck.errors import DeckError
@@ -123,6 +123,7 @@ class _Daemon:
         services.connections = lambda: front.connections
         try:
             await self._listen(front, deck.state_dir)
+            services.page = None if self._address is None else self._base_url()
             await self._apply(deck)
             link = await self._say_ready(deck, fresh_token)
             self._options.ready(link)
@@ -201,6 +202,7 @@ class _Daemon:
         """True when the program is to be replaced, False when it is to end."""
         waits = {
             asyncio.ensure_future(self._leave.wait()),
+            asyncio.ensure_future(services.leave_wanted.wait()),
             reload := asyncio.ensure_future(services.reload_wanted.wait()),
         }
         pings = asyncio.ensure_future(_watchdog())
@@ -209,7 +211,7 @@ class _Daemon:
         finally:
             for wait in (*waits, pings):
                 wait.cancel()
-        return reload in done and not self._leave.is_set()
+        return reload in done and not self._leave.is_set() and not services.leave_wanted.is_set()
 
     async def _reexec(self, deck: AsyncDeck, services: Services, front: HttpFront) -> NoReturn:
         child.notify("RELOADING=1", f"MONOTONIC_USEC={_monotonic_usec()}")
@@ -324,16 +326,12 @@ def _named(statuses: list[WorkerStatus]) -> str:
 
 
 def _log_event(event: Event) -> None:
+    told = wording.detail(event.detail)
     _log.info(
         "%s",
-        f"{event.worker or 'deck'}: {event.kind}{_in_words(event.detail)}",
+        f"{event.worker or 'deck'}: {event.kind}{f' ({told})' if told else ''}",
         extra={"event": {"id": event.id, "worker": event.worker, "kind": event.kind.value, "detail": event.detail}},
     )
-
-
-def _in_words(detail: Mapping[str, Any]) -> str:
-    words = [f"{key} {value}" for key, value in detail.items() if value not in (None, "", [], {})]
-    return f" ({', '.join(words)})" if words else ""
 
 
 def _configure_logging(log_format: str, log_file: Path | None) -> None:

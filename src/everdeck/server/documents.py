@@ -138,6 +138,8 @@ class DeckView(msgspec.Struct, frozen=True):
     counts: dict[State, int]
     last_event_id: int
     now: datetime
+    # Where the page is served; None with --no-http.
+    page: str | None
     # Where a command that a person types here most likely finds its files.
     directory: str
 
@@ -201,6 +203,13 @@ class HealthAnswer(msgspec.Struct, frozen=True):
 
     up: bool
     supervised: bool
+
+
+class DownAnswer(msgspec.Struct, frozen=True):
+    """The daemon leaves now; this many workers run on without it."""
+
+    owner_pid: int
+    left_running: int
 
 
 class ReloadAnswer(msgspec.Struct, frozen=True):

@@ -28,6 +28,8 @@ class Services:
         self.sampler = Sampler(deck, sample_seconds)
         self.connections: Callable[[], int] = lambda: 0
         self.reload_wanted = asyncio.Event()
+        self.leave_wanted = asyncio.Event()
+        self.page: str | None = None
         self.apply_lock = asyncio.Lock()
         self.preflight: Callable[[], asyncio.Future[str | None]] | None = None
 

@@ -50,32 +50,52 @@ export const whole = (n) => Number(n).toLocaleString('en');
 
 export const plural = (n, one, many = `${one}s`) => `${whole(n)} ${n === 1 ? one : many}`;
 
-const SIGNALS = {
-  1: 'SIGHUP', 2: 'SIGINT', 3: 'SIGQUIT', 4: 'SIGILL', 6: 'SIGABRT', 7: 'SIGBUS', 8: 'SIGFPE', 9: 'SIGKILL',
-  10: 'SIGUSR1', 11: 'SIGSEGV', 12: 'SIGUSR2', 13: 'SIGPIPE', 14: 'SIGALRM', 15: 'SIGTERM', 24: 'SIGXCPU', 31: 'SIGSYS',
-};
+const SIGNALS = [
+  '', 'SIGHUP', 'SIGINT', 'SIGQUIT', 'SIGILL', 'SIGTRAP', 'SIGABRT', 'SIGBUS', 'SIGFPE', 'SIGKILL', 'SIGUSR1', 'SIGSEGV', 'SIGUSR2', 'SIGPIPE', 'SIGALRM',
+  'SIGTERM', 'SIGSTKFLT', 'SIGCHLD', 'SIGCONT', 'SIGSTOP', 'SIGTSTP', 'SIGTTIN', 'SIGTTOU', 'SIGURG', 'SIGXCPU', 'SIGXFSZ', 'SIGVTALRM', 'SIGPROF',
+  'SIGWINCH', 'SIGIO', 'SIGPWR', 'SIGSYS',
+];
+const signalName = (number) => SIGNALS[number] || { 34: 'SIGRTMIN', 64: 'SIGRTMAX' }[number] || `signal ${number}`;
 
-/** {kind: 'exited', code} | {kind: 'killed', signal} | {kind: 'unknown'} → {text, tone} */
-export function exit(value) {
+/** {kind: 'exited', code} | {kind: 'killed', signal} | {kind: 'unknown'} → {text, tone}. An end that somebody asked for is not bad. */
+export function exit(value, requested = false) {
   if (!value) return { text: '–', tone: 'quiet' };
-  if (value.kind === 'exited') return { text: `exit ${value.code}`, tone: value.code === 0 ? 'calm' : 'bad' };
-  if (value.kind === 'killed') return { text: SIGNALS[value.signal] || `signal ${value.signal}`, tone: 'bad' };
-  return { text: 'unknown', tone: 'quiet' };
+  if (value.kind === 'exited') return { text: `exit ${value.code}`, tone: value.code === 0 || requested ? 'calm' : 'bad' };
+  if (value.kind === 'killed') return { text: signalName(value.signal), tone: requested ? 'calm' : 'bad' };
+  return { text: 'unseen', tone: 'quiet' };
 }
 
-/** An event's detail in one line. */
-export function detail(event) {
-  const parts = [];
-  for (const [key, value] of Object.entries(event.detail || {})) {
-    if (value === null || value === undefined || value === '') continue;
-    if (key === 'exit' && typeof value === 'object') parts.push(exit(value).text);
-    else if (typeof value === 'object') parts.push(`${words(key)} ${JSON.stringify(value)}`);
-    else if (typeof value === 'number' && key.endsWith('_seconds')) parts.push(`${SPANS[key] || words(key.slice(0, -8))} ${Number(value.toFixed(2))} s`);
-    else if (['message', 'text', 'reason', 'why'].includes(key)) parts.push(String(value));
-    else parts.push(`${words(key)} ${value}`);
-  }
-  return parts.join(' · ');
-}
+// --- what an event tells: the rules of everdeck/wording.py, held equal by tests/support/wordings.py -----------------
 
+/** An event's detail in one line; what is empty is left out. */
+export const detail = (event) => Object.entries(event.detail || {}).map(([key, value]) => entry(key, value)).filter(Boolean).join(', ');
+
+const SENTENCES = new Set(['error', 'message', 'text', 'reason', 'why', 'status_text']);
 const SPANS = { uptime_seconds: 'after', delay_seconds: 'next start in' };
-const words = (key) => key.replaceAll('_', ' ');
+const MOST_NAMED = 5;
+
+function entry(key, value) {
+  const name = key.replaceAll('_', ' ');
+  if (value === null || value === undefined || value === false || value === '' || (typeof value === 'object' && !Object.keys(value).length)) return '';
+  if (value === true) return name;
+  if (Array.isArray(value)) return `${name} ${several(value)}`;
+  if (typeof value === 'object') return ending(value) || `${name} ${inner(value)}`;
+  if (typeof value === 'number' && key.endsWith('_seconds')) return `${SPANS[key] || name.replace(/ seconds$/, '')} ${Number(value.toFixed(2))} s`;
+  return SENTENCES.has(key) ? String(value) : `${name} ${value}`;
+}
+
+function ending({ kind, code, signal }) {
+  if (kind === 'exited' && code !== undefined) return `exit code ${code}`;
+  if (kind === 'killed' && signal !== undefined) return `killed by ${signalName(signal)}`;
+  return kind === 'unknown' ? 'ended unseen' : '';
+}
+
+function inner(value) {
+  if (Object.keys(value).sort().join() === 'command,pid') return `${value.pid} (${value.command})`;
+  return Object.entries(value).map(([key, each]) => entry(key, each)).filter(Boolean).join(', ');
+}
+
+function several(values) {
+  const shown = values.slice(0, MOST_NAMED).map((value) => (value && typeof value === 'object' ? inner(value) : String(value))).join(', ');
+  return values.length > MOST_NAMED ? `${shown} and ${values.length - MOST_NAMED} more` : shown;
+}

@@ -84,7 +84,7 @@ export function WorkerView({ name }) {
 }
 
 function Facts({ status }) {
-  const end = exit(status.exit);
+  const end = exit(status.exit, status.state === 'stopped');
   const facts = [
     ['Pid', status.pid ?? '–'],
     ['Uptime', status.pid ? html`<${Uptime} since=${status.started_at} />` : '–'],

@@ -25,7 +25,7 @@ export class WorkerRow extends Component {
   }
 
   render({ status, spark, line, selected, active, index, transform, height, label, onSelect, onActivate, onAct }) {
-    const end = exit(status.exit);
+    const end = exit(status.exit, status.state === 'stopped');
     const verb = VERBS.stop.fits(status) ? 'stop' : status.state === 'failed' ? 'reset' : 'start';
     const tab = active ? 0 : -1;
     return html`

@@ -1,0 +1,63 @@
+"""``everdeck down``: end the daemon. The workers stay, unless they are asked to go too."""
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+
+from everdeck.cli import DONE, FAILED
+from everdeck.client import Client
+
+LEAVE_SECONDS = 60.0
+
+
+def down_options(parser: ArgumentParser) -> None:
+    """Options of down."""
+    parser.add_argument("--workers", action="store_true", help="stop every worker first")
+    parser.epilog = (
+        "examples:\n"
+        "  everdeck down              (adoptable workers run on; the next `everdeck up` takes them over)\n"
+        "  everdeck down --workers    (nothing of this deck runs afterwards)"
+    )
+
+
+def down(options: Namespace) -> int:
+    """Stop the daemon. Bound workers end with it; adoptable ones run on, unsupervised, until the next `everdeck up`.
+
+    It returns when the daemon is gone. Logs, data and records stay; `everdeck rm` deletes those.
+    """
+    from everdeck.errors import ProcessGone
+    from everdeck.kernel import identity as ids
+
+    with Client(options.state) as client:
+        owner = client.document("GET", "/api/v1/deck")["owner_pid"]
+        try:
+            pidfd = ids.open_pidfd(owner)
+        except ProcessGone:
+            return DONE
+        try:
+            if options.workers and not _all_stopped(client):
+                return FAILED
+            left = client.document("POST", "/api/v1/down")["left_running"]
+            return _gone(pidfd, owner, left)
+        finally:
+            os.close(pidfd)
+
+
+def _all_stopped(client: Client) -> bool:
+    results = client.document("POST", "/api/v1/bulk", {"verb": "stop", "names": "all"})["results"]
+    failed = [result for result in results if not result["ok"]]
+    for result in failed:
+        print(f"everdeck: {result['problem']['detail']}", file=sys.stderr)
+    if failed:
+        print("everdeck: the daemon was left running, so that these can be looked at", file=sys.stderr)
+    return not failed
+
+
+def _gone(pidfd: int, owner: int, left: int) -> int:
+    from select import select
+
+    if not select([pidfd], [], [], LEAVE_SECONDS)[0]:
+        print(f"everdeck: the daemon (pid {owner}) was told to leave and is still there", file=sys.stderr)
+        return FAILED
+    print(f"down (pid {owner})" + (f"; {left} workers run on, unsupervised" if left else ""))
+    return DONE

@@ -1,0 +1,107 @@
+"""``everdeck inspect``: everything about one worker."""
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from typing import Any
+from urllib.parse import quote
+
+from everdeck import wording
+from everdeck.cli import DONE, output
+from everdeck.cli.act import with_suggestions
+from everdeck.client import Client, Refusal
+from everdeck.statedir import StateDir
+
+MOST_ENDS = 10
+_ENDS = "crashed,exited,stopped,failed,unhealthy,killed"
+
+
+def inspect_options(parser: ArgumentParser) -> None:
+    """Options of inspect."""
+    parser.add_argument("name", metavar="NAME", help="a worker")
+    parser.add_argument("--json", action="store_true", help="everything as one JSON object")
+    parser.epilog = "examples:\n  everdeck inspect alice\n  everdeck inspect alice --json | jq .spec.command"
+
+
+def inspect(options: Namespace) -> int:
+    """Everything about one worker: what it runs and where, its health and the last reason, how it ended before, what
+    contains it, its processes and its files. Values of variables and secrets are never shown, only their names.
+    """
+    name = options.name
+    path = f"/api/v1/workers/{quote(name, safe='')}"
+    with Client(options.state) as client:
+        try:
+            found = client.document("GET", f"{path}/detail")
+        except Refusal as refusal:
+            raise with_suggestions(client, refusal, name) from None
+        found["ends"] = client.document("GET", "/api/v1/events", worker=name, kind=_ENDS, last=MOST_ENDS)
+        state = client.document("GET", "/api/v1/deck")["state_dir"]
+    place = StateDir.at(state).worker(name)
+    found["paths"] = {part: str(getattr(place, part)) for part in ("path", "log", "data", "secrets", "lock")}
+    found["spec"]["cwd"] = found["spec"]["cwd"] or found["paths"]["data"]
+    if options.json:
+        json.dump(found, sys.stdout)
+        print()
+    else:
+        for title, rows in _sections(found):
+            print(output.painted(title, "1", colour=output.wants_colour()))
+            width = max((len(key) for key, _ in rows), default=0)
+            for key, value in rows:
+                print(f"  {key.ljust(width)}  {value}".rstrip())
+    return DONE
+
+
+def _sections(found: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    from shlex import join
+
+    status, spec = found["status"], found["spec"]
+    now = [
+        ("state", status["state"] + (f" (pid {status['pid']})" if status["pid"] else "")),
+        ("uptime", output.duration(status["uptime_seconds"])),
+        ("health", status["health"] or ("no check" if spec["health"] is None else "-")),
+        ("says", status["status_text"] or "-"),
+        ("last end", wording.ending(status["exit"]) or "-"),
+        ("restarts", f"{status['restarts']}, crashes {status['crashes']}"),
+        ("cpu, memory", f"{_percent(status['cpu_percent'])}, {output.size(status['rss_bytes'])}"),
+        ("contained by", str(status["containment"] or "-")),
+    ]
+    what = [
+        ("command", join(spec["command"])),
+        ("cwd", spec["cwd"]),
+        ("env", ", ".join(spec["env_keys"]) or "-"),
+        ("secrets", ", ".join(spec["secret_names"]) or "-"),
+        ("lifetime", spec["lifetime"]),
+        ("port", str(status["port"] or "-")),
+        ("user", spec["user"] or "-"),
+        ("labels", ", ".join(f"{key}={value}" for key, value in spec["labels"].items()) or "-"),
+    ]
+    what += [
+        (part, wording.detail(spec[part]) or "-") for part in ("restart", "stop", "health", "limits") if spec.get(part)
+    ]
+    known = {*(key for key, _ in what), "env_keys", "secret_names", "group", "log"}
+    what += [
+        (key.replace("_", " "), wording.detail({"": value}).strip())
+        for key, value in spec.items()
+        if key not in known and value
+    ]
+    ends = [
+        (event["at"][:19].replace("T", " "), f"{event['kind']} {wording.detail(event['detail'])}")
+        for event in reversed(found["ends"])
+    ]
+    layers = [
+        (layer["layer"], f"{layer['strength'] if layer['holds'] else 'no'}: {layer['why']}")
+        for layer in found["layers"]
+    ]
+    tree = [(str(process["pid"]), process["command"] or process["name"]) for process in found["tree"]]
+    return [
+        (status["name"], now),
+        ("What it runs", what),
+        ("What protects it", layers),
+        ("Its processes", tree or [("none", "")]),
+        ("How it ended before, newest first", ends or [("never", "")]),
+        ("Its files", list(found["paths"].items())),
+    ]
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}%"
