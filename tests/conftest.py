@@ -1,7 +1,7 @@
 """What holds for every test: its kind follows from its folder, and no process outlives the session.
 
-Kinds (``unit kernel process crash feed browser docs``) are markers given by the folder, so ``-m "unit or kernel"``
-works and nobody has to remember them. Tests run in the sorted order of their files.
+Kinds (``unit kernel process crash feed satellites browser hostile docs``) are markers given by the folder, so
+``-m "unit or kernel"`` works and nobody has to remember them. Tests run in the sorted order of their files.
 
 The orphan check is the suite's own guarantee: when a session ends, no living process belongs to a state
 directory that was made under this session's temporary directory (``support.repo_processes`` says how that is seen).
@@ -16,7 +16,7 @@ import pytest
 
 from support.repo_processes import end_all_under, leaves, processes_under
 
-KINDS = ("unit", "kernel", "process", "crash", "feed", "browser", "hostile", "docs")
+KINDS = ("unit", "kernel", "process", "crash", "feed", "satellites", "browser", "hostile", "docs")
 HERE = Path(__file__).parent
 LEAVING_SECONDS = 10
 

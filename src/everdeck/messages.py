@@ -14,11 +14,14 @@ from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from os import PathLike, fspath
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias
 
 import msgspec
 
 from everdeck.errors import MessageError, SpecError
+
+LetterVerb: TypeAlias = Literal["retry", "drop", "replay"]
+Which: TypeAlias = Literal["dead", "waiting", "done", "all"]
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -68,7 +71,8 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
     """A message that will be sent. ``to`` is the channel's own word: a chat's number, a mail address.
 
     ``attachments`` are paths of files. ``answers`` is set on replies. ``options`` go to the channel as they are
-    (Telegram: ``parse_mode``, ``reply_markup``; mail: ``html``, ``headers``, ``cc``).
+    (Telegram: ``parse_mode``, ``reply_markup``; mail: ``html``, ``headers``, ``cc``). ``id`` is the same at every
+    attempt, so that the other side can tell a repetition.
     """
 
     to: str
@@ -77,6 +81,7 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
     attachments: tuple[str, ...] = ()
     answers: Answered | None = None
     options: dict[str, Any] = {}
+    id: str | None = None
 
 
 def outgoing(
@@ -215,6 +220,45 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if hold is None:
             raise MessageError(f"message {self.id!r} is a copy: only the one that was handed out can be answered")
         return hold
+
+
+class FeedStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A satellite's feed in numbers and words.
+
+    ``connection`` is ``connecting``, ``connected``, ``failing`` (then ``error`` says why) or ``ended``.
+    """
+
+    worker: str
+    kind: str
+    account: str | None = None
+    connection: str = "connecting"
+    error: str | None = None
+    since: datetime | None = None
+    last_contact_at: datetime | None = None
+    done: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+    dead: int = 0
+    to_send: int = 0
+    unsent: int = 0
+    readers: int = 0
+
+
+class Letter(msgspec.Struct, frozen=True, kw_only=True):
+    """One message in a feed's file, for people: ``number`` is what the commands take; ``out-3`` is one to be sent."""
+
+    number: str
+    direction: Literal["in", "out"]
+    state: str
+    id: str | None
+    conversation: str | None
+    sender: str | None
+    subject: str | None
+    text: str
+    attempts: int
+    error: str | None
+    at: datetime
+    payload: str
 
 
 class Kept:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from everdeck.clock import Clock
 from everdeck.deck.durability import DurabilityMode
+from everdeck.deck.messages import MessageVerbs
 from everdeck.deck.owner import ALL_LAYERS, Owner
 from everdeck.errors import DeckClosed, SpecError, Unsupported
 from everdeck.model import Event, EventKind, Layer, ProcessInfo, WorkerSpec, WorkerStatus
@@ -35,7 +36,7 @@ _ELSEWHERE: Final = {
 """Decks that are not a directory, each made as ``CLASS(where, token=...)``; loaded when one is asked for."""
 
 
-class AsyncDeck:
+class AsyncDeck(MessageVerbs):
     """All workers of one place, from inside an event loop.
 
     Use it as ``async with AsyncDeck("state") as deck``; leaving stops the bound workers and leaves the adoptable
@@ -114,6 +115,15 @@ class AsyncDeck:
     def _deck(self) -> Verbs:
         """The deck that keeps the verbs."""
         return self._elsewhere if self._elsewhere is not None else self._local()
+
+    def _message_deck(self) -> MessageVerbs | None:
+        """Who keeps the verbs about messages, if not this machine's own files."""
+        if self._elsewhere is None:
+            self._local()
+            return None
+        if not isinstance(self._elsewhere, MessageVerbs):
+            raise Unsupported("messages", f"{self.where} cannot hand out messages")
+        return self._elsewhere
 
     def _local(self) -> Owner:
         if self._elsewhere is not None:

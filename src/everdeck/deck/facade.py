@@ -13,15 +13,19 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path, PurePath
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from everdeck.clock import Clock
 from everdeck.deck.deck import AsyncDeck
 from everdeck.deck.durability import DurabilityMode
 from everdeck.deck.owner import ALL_LAYERS
 from everdeck.errors import DeckClosed
+from everdeck.messages import FeedStatus, Letter, LetterVerb, Which
 from everdeck.model import Event, Layer, ProcessInfo, WorkerSpec, WorkerStatus
 from everdeck.verbs import Abilities, Inspection, Member, Workers
+
+if TYPE_CHECKING:
+    from everdeck.satellites.bridge import Messages
 
 _Answer = TypeVar("_Answer")
 
@@ -133,6 +137,37 @@ class Deck:
     def spec(self, name: str | int) -> WorkerSpec:
         """As :meth:`AsyncDeck.spec`."""
         return self._call(self._deck.spec(name))
+
+    def messages(self, name: str | int | None = None) -> "Messages":
+        """As :meth:`AsyncDeck.messages`; ``for`` and ``async for`` both work."""
+        return self._deck.messages(name, run=self._call)
+
+    def send(
+        self,
+        name: str | int,
+        *,
+        to: str | int,
+        text: str = "",
+        subject: str | None = None,
+        attachments: Sequence[str | os.PathLike[str]] = (),
+        **options: Any,
+    ) -> int:
+        """As :meth:`AsyncDeck.send`."""
+        return self._call(self._deck.send(name, to=to, text=text, subject=subject, attachments=attachments, **options))
+
+    def feed(self, name: str | int) -> FeedStatus:
+        """As :meth:`AsyncDeck.feed`."""
+        return self._call(self._deck.feed(name))
+
+    def letters(
+        self, name: str | int, *, which: Which = "dead", number: str | None = None, limit: int = 100
+    ) -> builtins.list[Letter]:
+        """As :meth:`AsyncDeck.letters`."""
+        return self._call(self._deck.letters(name, which=which, number=number, limit=limit))
+
+    def decide(self, name: str | int, verb: LetterVerb, number: str) -> bool:
+        """As :meth:`AsyncDeck.decide`."""
+        return self._call(self._deck.decide(name, verb, number))
 
     def inspect(self, name: str | int) -> Inspection:
         """As :meth:`AsyncDeck.inspect`."""

@@ -9,6 +9,7 @@ alone: if the process dies again it was the one, and its neighbours are not blam
 Only numbers and keys are held here, never payloads: a backlog of 50,000 items is a few megabytes.
 """
 
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -108,10 +109,10 @@ class Lanes:
             heappush(self._delayed, (due, lane))
 
     def revive(self, seq: int, key: str | None) -> None:
-        """A dead letter is to be tried again: before the others of its key, as it is older than they are."""
+        """Another process has put it here: a dead letter to be tried again, or a new one. Its number is its place."""
         lane: LaneKey = seq if key is None else key
         if lane in self._queued:
-            self._queued[lane].insert(0, seq)
+            insort(self._queued[lane], seq)
         else:
             self.add(seq, key)
 

@@ -7,7 +7,7 @@ already kept. A crash between sending and noting it sends the message again: the
 seen.
 
 An error with ``retry_after`` (Telegram's 429) makes that key wait so long and costs no attempt. After ``max_attempts``
-the message is a dead letter and the key flows on.
+the message is a dead letter and the key flows on; after an error with a true ``permanent`` it is one at once.
 """
 
 import asyncio
@@ -232,7 +232,7 @@ class Outbox:
         store = self.inbox.store
         error = f"{type(err).__name__}: {err}"[:ERROR_TEXT_LENGTH]
         asked = retry_after_of(err)
-        if asked is None and message.attempt >= self._policy.max_attempts:
+        if getattr(err, "permanent", False) or (asked is None and message.attempt >= self._policy.max_attempts):
             async with store.transaction() as connection:
                 connection.execute(SQL["outbox_dead"], (error, store.clock(), message.number))
             facts = {"number": message.number, "key": message.key, "attempts": message.attempt, "error": error}

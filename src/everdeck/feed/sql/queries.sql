@@ -135,3 +135,90 @@ UPDATE everdeck_outbox SET state = 0, attempts = 0, due_at = 0 WHERE seq = ? AND
 
 -- name: outbox_dead_drop
 DELETE FROM everdeck_outbox WHERE seq = ? AND state = 2;
+
+-- name: reader_put
+INSERT INTO everdeck_reader (id, boot_id, pid_space, pid, start_ticks, lease_until) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET lease_until = excluded.lease_until;
+
+-- name: reader_drop
+DELETE FROM everdeck_reader WHERE id = ?;
+
+-- name: readers
+SELECT id, boot_id, pid_space, pid, start_ticks, lease_until FROM everdeck_reader WHERE id != ?;
+
+-- name: claims_of
+SELECT c.seq, i.attempts FROM everdeck_claim AS c JOIN everdeck_item AS i ON i.seq = c.seq
+WHERE c.reader = ? AND i.state = 1;
+
+-- name: claims_drop
+DELETE FROM everdeck_claim WHERE reader = ?;
+
+-- name: claim_add
+INSERT INTO everdeck_claim (seq, reader) VALUES (?, ?);
+
+-- name: claim_drop
+DELETE FROM everdeck_claim WHERE seq = ? AND reader = ?;
+
+-- name: claim_left_behind
+UPDATE everdeck_item SET state = 0, crashes = crashes + 1, due_at = 0, attempts = min(attempts, ?) WHERE seq = ?;
+
+-- name: items_unclaimed
+UPDATE everdeck_item SET state = 0 WHERE state = 1 AND seq NOT IN (SELECT seq FROM everdeck_claim);
+
+-- name: items_claimable
+-- The first of each conversation of which none is being handled.
+SELECT i.seq, i.stream, i.payload, i.attempts + 1 FROM everdeck_item AS i
+WHERE i.state = 0 AND (i.due_at <= ? OR i.due_at > ?) AND (i.key IS NULL OR NOT EXISTS (
+    SELECT 1 FROM everdeck_item AS o
+    WHERE o.stream = i.stream AND o.key = i.key AND o.state < 2 AND (o.state = 1 OR o.seq < i.seq)
+))
+ORDER BY i.seq LIMIT ?;
+
+-- name: items_next_due
+SELECT min(due_at) FROM everdeck_item WHERE state = 0 AND due_at > ?;
+
+-- name: feed_counts
+SELECT
+    (SELECT coalesce(sum(done), 0) FROM everdeck_stream),
+    (SELECT count(*) FROM everdeck_item WHERE state = 0),
+    (SELECT count(*) FROM everdeck_item WHERE state = 1),
+    (SELECT count(*) FROM everdeck_item WHERE state = 2),
+    (SELECT count(*) FROM everdeck_outbox WHERE state < 2),
+    (SELECT count(*) FROM everdeck_outbox WHERE state = 2),
+    (SELECT count(*) FROM everdeck_reader);
+
+-- name: feed_items
+SELECT i.seq, t.name, i.id, i.key, i.state, i.attempts, i.error, i.stored_at, i.due_at, i.payload
+FROM everdeck_item AS i JOIN everdeck_stream AS t ON t.id = i.stream
+WHERE (? IS NULL OR i.state = ?) AND (? IS NULL OR i.seq = ?) ORDER BY i.seq LIMIT ?;
+
+-- name: feed_outbox
+SELECT seq, outbox, key, state, attempts, error, put_at, due_at, payload FROM everdeck_outbox
+WHERE (? IS NULL OR state = ?) AND (? IS NULL OR seq = ?) ORDER BY seq LIMIT ?;
+
+-- name: facts
+SELECT name, value FROM everdeck_fact;
+
+-- name: fact_put
+INSERT INTO everdeck_fact (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
+-- name: items_lost
+SELECT 1 FROM everdeck_item WHERE state = 1 AND seq NOT IN (SELECT seq FROM everdeck_claim) LIMIT 1;
+
+-- name: after_add
+INSERT OR IGNORE INTO everdeck_after (id) VALUES (?);
+
+-- name: after_done
+SELECT a.id FROM everdeck_after AS a WHERE NOT EXISTS (SELECT 1 FROM everdeck_item AS i WHERE i.id = a.id) LIMIT 500;
+
+-- name: after_drop
+DELETE FROM everdeck_after WHERE id = ?;
+
+-- name: feed_done
+SELECT d.seq, t.name, d.id, d.key, 3, d.attempts, NULL, d.stored_at, 0, d.payload
+FROM everdeck_done AS d JOIN everdeck_stream AS t ON t.id = d.stream
+WHERE (? IS NULL OR d.seq = ?) ORDER BY d.seq DESC LIMIT ?;
+
+-- name: done_replay
+INSERT OR IGNORE INTO everdeck_item (seq, stream, id, key, payload, stored_at)
+SELECT seq, stream, id, key, payload, stored_at FROM everdeck_done WHERE seq = ?;

@@ -1,0 +1,154 @@
+"""The verbs about messages, for every deck whose state directory is on this machine: its owner and its members.
+
+They act on the satellite's own file (:mod:`everdeck.satellites.bridge`), so they need nobody in between: a member reads
+as fast as the owner, and a message that was promised is on disk though the owner is restarting.
+"""
+
+import asyncio
+import builtins
+from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from everdeck.errors import SpecError
+from everdeck.messages import FeedStatus, Letter, LetterVerb, Which, outgoing
+from everdeck.model import Event, EventKind, WorkerSpec, WorkerStatus
+from everdeck.statedir import StateDir
+
+if TYPE_CHECKING:
+    from everdeck.satellites.bridge import Messages, Reader
+
+
+class MessageVerbs:
+    """Mixed into decks: by default for those that have a state directory here; a deck elsewhere overrides each verb."""
+
+    if TYPE_CHECKING:  # what the deck has of its own
+
+        @property
+        def state_dir(self) -> Path:
+            """See :class:`everdeck.verbs.Verbs`."""
+
+        async def spec(self, name: str | int) -> WorkerSpec:
+            """See :class:`everdeck.verbs.Verbs`."""
+
+        async def list(self) -> builtins.list[WorkerStatus]:
+            """See :class:`everdeck.verbs.Verbs`."""
+
+        def on_event(self, callback: Callable[[Event], Any]) -> Callable[[], None]:
+            """See :class:`everdeck.verbs.Verbs`."""
+
+    def messages(self, name: str | int | None = None, *, run: Callable[[Any], Any] | None = None) -> "Messages":
+        """What comes in by a satellite (None: by all of them): ``async for message in deck.messages(): …``.
+
+        Each message is handed to one reader of all programs that read. Messages of one conversation come one after
+        another, in order. A reader that dies leaves its message for the next.
+        """
+        from everdeck.satellites.bridge import Messages  # noqa: PLC0415 - only decks with satellites load them
+
+        if (other := self._message_deck()) is not None:
+            return other.messages(name, run=run)
+        return Messages(lambda reader: self._find_inboxes(None if name is None else str(name), reader), run)
+
+    async def send(
+        self,
+        name: str | int,
+        *,
+        to: str | int,
+        text: str = "",
+        subject: str | None = None,
+        attachments: Sequence[str | PathLike[str]] = (),
+        **options: Any,
+    ) -> int:
+        """Send a message by a satellite; returns its number once it is on disk. The satellite sends it and retries."""
+        from everdeck.satellites import bridge, kind_of  # noqa: PLC0415 - as above
+
+        if (other := self._message_deck()) is not None:
+            return await other.send(name, to=to, text=text, subject=subject, attachments=attachments, **options)
+        message = outgoing(to, text, subject=subject, attachments=attachments, **options)
+        spec = await self.spec(name)
+        if spec.satellite is None or not kind_of(spec.satellite.kind).sends:
+            raise SpecError("name", name, "a satellite that can send: telegram, gmail or smtp")
+        return await asyncio.to_thread(bridge.send, self._inbox(str(name)), message)
+
+    async def feed(self, name: str | int) -> FeedStatus:
+        """A satellite's feed: account, connection, what waits, is in flight, done, set aside, to be sent."""
+        from everdeck.satellites import bridge  # noqa: PLC0415 - as above
+
+        if (other := self._message_deck()) is not None:
+            return await other.feed(name)
+        await self._satellite(name)
+        return await asyncio.to_thread(bridge.feed_status, self._inbox(str(name)), str(name))
+
+    async def letters(
+        self, name: str | int, *, which: Which = "dead", number: str | None = None, limit: int = 100
+    ) -> builtins.list[Letter]:
+        """What is in a satellite's feed: set aside (``dead``), ``waiting``, ``done``, or ``all`` that is not done."""
+        from everdeck.satellites import bridge  # noqa: PLC0415 - as above
+
+        if (other := self._message_deck()) is not None:
+            return await other.letters(name, which=which, number=number, limit=limit)
+        await self._satellite(name)
+        path = self._inbox(str(name))
+        return await asyncio.to_thread(lambda: bridge.letters(path, which=which, number=number, limit=limit))
+
+    async def decide(self, name: str | int, verb: LetterVerb, number: str) -> bool:
+        """``retry`` or ``drop`` a dead letter, or ``replay`` a done message; False if there is none of that number."""
+        from everdeck.satellites import bridge  # noqa: PLC0415 - as above
+
+        if (other := self._message_deck()) is not None:
+            return await other.decide(name, verb, number)
+        await self._satellite(name)
+        return await asyncio.to_thread(bridge.decide, self._inbox(str(name)), verb, number)
+
+    def _message_deck(self) -> "MessageVerbs | None":
+        """Somebody else who keeps these verbs; None: this deck does, by its state directory."""
+        return None
+
+    # --- helpers, in the order they are called ------------------------------------------------------------------
+
+    def _inbox(self, name: str) -> Path:
+        from everdeck.satellites import FEED  # noqa: PLC0415 - as above
+
+        return StateDir(self.state_dir).worker(name).data / FEED
+
+    async def _satellite(self, name: str | int) -> None:
+        spec = await self.spec(name)
+        if spec.satellite is None:
+            raise SpecError("name", name, "a satellite; this worker runs a command of its own")
+
+    async def _find_inboxes(self, name: str | None, reader: "Reader") -> Callable[[], None]:
+        """Let the reader know of the inboxes there are; the answer ends the telling of later ones."""
+        if name is not None:
+            _refuse_unread(name, await self.spec(name))
+            reader.add(name, self._inbox(name))
+            return lambda: None
+
+        async def look(worker: str) -> None:
+            if _is_read(await self.spec(worker)):
+                reader.add(worker, self._inbox(worker))
+
+        async def heard(event: Event) -> None:
+            if event.kind is EventKind.STARTED and event.worker is not None:
+                await look(event.worker)
+            elif event.detail.get("removed") and event.worker is not None:
+                reader.remove(event.worker)
+
+        leave = self.on_event(heard)
+        for status in await self.list():
+            if status.lifetime == "bound":
+                await look(status.name)
+        return leave
+
+
+def _refuse_unread(name: str, spec: WorkerSpec) -> None:
+    if not _is_read(spec):
+        to = spec.satellite.to if spec.satellite is not None else None
+        why = f"its messages go to {to!r}" if to else "it brings no messages"
+        raise SpecError("name", name, f"a satellite without to=...; {why}")
+
+
+def _is_read(spec: WorkerSpec) -> bool:
+    from everdeck.satellites import kind_of  # noqa: PLC0415 - as above
+
+    return spec.satellite is not None and spec.satellite.to is None and kind_of(spec.satellite.kind).receives

@@ -1,0 +1,317 @@
+"""The telegram satellite against a Bot API server: in, out, order, faults in words, death at any point."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sqlite3
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everdeck import AsyncDeck, Deck, Restart, Satellite, Secret, SpecError, WorkerSpec
+from everdeck.crashpoints import CRASH_AT_ENV
+from everdeck.model import EventKind
+from everdeck.satellites import process as process_module
+from everdeck.satellites import targets as targets_module
+from everdeck.testing.satellites import Victim, kill_trial
+from everdeck.testing.telegram import TelegramServer
+from support.sat_waiting import until, until_async
+
+Run = Callable[[Callable[[], Awaitable[Any]]], Any]
+SUPPORT = Path(__file__).parents[1] / "support"
+POINTS = sorted(
+    {
+        point
+        for module in (process_module, targets_module)
+        for point in re.findall(r'crash_point\("([^"]+)"\)', Path(str(module.__file__)).read_text())
+    }
+)
+
+
+def spec_of(bot: TelegramServer, **fields: Any) -> WorkerSpec:
+    """A satellite for this server that takes what is there."""
+    fields = {"first_run": "take", "restart": Restart("always", max_crashes=1000, backoff_seconds=0.05), **fields}
+    return Satellite.telegram(Secret(bot.token), base_url=bot.url, **fields)
+
+
+def answers(bot: TelegramServer) -> list[str]:
+    """The texts that the bot has sent."""
+    return [call.params["text"] for call in bot.calls("sendMessage")]
+
+
+def test_the_host_answers_what_comes_in(state: Path, bot: TelegramServer, run: Run) -> None:
+    """A message has every field that was promised; the reply arrives; the deck knows the account and the numbers."""
+    bot.say("hello", chat_id=42, user_id=7)
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            await deck.start("bob", spec_of(bot))
+            async with deck.messages("bob") as messages:
+                message = await anext(messages)
+                async with message:
+                    assert (message.worker, message.channel, message.text) == ("bob", "telegram", "hello")
+                    assert (message.conversation, message.sender, message.attempt) == ("42", "7", 1)
+                    assert message.raw["message"]["chat"]["id"] == 42
+                    assert message.attachments == ()
+                    await message.reply("you said hello")
+            await deck.send("bob", to=9, text="good morning")
+            await until(lambda: len(answers(bot)) == 2, "both were sent")
+            calls = {call.params["chat_id"]: call.params["text"] for call in bot.calls("sendMessage")}
+            assert calls == {42: "you said hello", 9: "good morning"}
+            await until_async(lambda: _is_idle(deck, "bob"), "nothing is left to send")
+            await until_async(lambda: _connected(deck, "bob"), "it is connected")
+            feed = await deck.feed("bob")
+            assert (feed.kind, feed.connection, feed.done) == ("telegram", "connected", 1)
+            assert feed.account == f"@test_{bot.bot_id}_bot"
+            assert feed.last_contact_at is not None
+            assert (await deck.status("bob")).lifetime == "bound"
+
+    run(scenario)
+
+
+def test_a_plain_program_reads_all_satellites_also_those_started_later(state: Path, bot: TelegramServer) -> None:
+    """``for message in deck.messages()``: one loop for every account of the deck."""
+    bot.say("one")
+    with TelegramServer() as second, Deck(state) as deck:
+        deck.start("bob", spec_of(bot))
+        with deck.messages() as messages:
+            with next(iter(messages)) as message:
+                assert (message.worker, message.text) == ("bob", "one")
+            second.say("two")
+            deck.start("alice", spec_of(second))
+            with next(iter(messages)) as message:
+                assert (message.worker, message.text) == ("alice", "two")
+
+
+@pytest.mark.parametrize("function", ["echo", "plain"])
+def test_a_function_in_the_satellite_answers(state: Path, bot: TelegramServer, run: Run, function: str) -> None:
+    """``to="module:function"``: the module is found where the program that wrote the spec found it."""
+    bot.say("hello")
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            spec = spec_of(bot, to=f"sat_functions:{function}", env={"PYTHONPATH": str(SUPPORT)})
+            await deck.start("bob", spec)
+            await until(lambda: answers(bot) == ["re: hello"], "the function's answer")
+            with pytest.raises(SpecError, match="sat_functions"):
+                await anext(deck.messages("bob"))
+
+    run(scenario)
+
+
+def test_a_function_that_keeps_raising_leaves_a_dead_letter(state: Path, bot: TelegramServer, run: Run) -> None:
+    """The others flow on; the letter can be seen with its error, and an event tells of it."""
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            await deck.start("bob", spec_of(bot, to="sat_functions:fail", env={"PYTHONPATH": str(SUPPORT)}))
+            bot.say("hello")
+            await until_async(lambda: _dead(deck, "bob"), "a dead letter")
+            (letter,) = await deck.letters("bob")
+            assert letter.error == "ValueError: no hello"
+            assert letter.text == "hello"
+            await until_async(lambda: _told(deck, "dead-letter"), "the event")
+            assert await deck.decide("bob", "drop", letter.number)
+            assert await deck.letters("bob") == []
+
+    run(scenario)
+
+
+def test_a_refused_token_is_said_in_words_and_the_right_one_works(state: Path, bot: TelegramServer, run: Run) -> None:
+    """The satellite stays up and says why nothing comes; a start with another token goes on."""
+    bot.revoke(bot.token)
+    number = bot.token.partition(":")[0]
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            await deck.start("bob", spec_of(bot))
+            await until_async(lambda: _failing(deck, "bob"), "the refusal")
+            feed = await deck.feed("bob")
+            assert feed.error is not None
+            assert "the server refuses the token" in feed.error
+            assert bot.token not in feed.error
+            assert (await deck.status("bob")).crashes == 0
+            right = f"{number}:another"
+            bot.say("hello", token=right)
+            await deck.start("bob", Satellite.telegram(right, base_url=bot.url, first_run="take"), replace=True)
+            async with deck.messages("bob") as messages, await anext(messages) as message:
+                assert message.text == "hello"
+            await until_async(lambda: _connected(deck, "bob"), "it is connected again")
+
+    run(scenario)
+
+
+def test_a_message_that_is_refused_for_good_is_set_aside_and_the_rest_is_sent(
+    state: Path, bot: TelegramServer, run: Run
+) -> None:
+    """403 "bot was blocked by the user" is believed at once; a 429 is waited out."""
+    bot.fail("sendMessage", 403, "Forbidden: bot was blocked by the user", chat_id=1)
+    bot.fail("sendMessage", retry_after=1, chat_id=2)
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            await deck.start("bob", spec_of(bot))
+            for chat in (1, 2, 3):
+                await deck.send("bob", to=chat, text=f"to {chat}")
+            await until(lambda: sorted(answers(bot)) == ["to 2", "to 3"], "the others were sent")
+            (letter,) = await deck.letters("bob")
+            assert letter.number == "out-1"
+            assert letter.error is not None
+            assert "blocked by the user" in letter.error
+
+    run(scenario)
+
+
+def test_long_texts_are_sent_in_parts(state: Path, bot: TelegramServer, run: Run) -> None:
+    """Nothing of a text is left out, and no part is longer than Telegram takes."""
+    text = "\n".join(f"line {number} 😀" for number in range(600))
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            await deck.start("bob", spec_of(bot))
+            await deck.send("bob", to=1, text=text)
+            await until(lambda: "line 599" in "".join(answers(bot)), "the last part")
+
+    run(scenario)
+    assert "\n".join(answers(bot)) == text
+
+
+def test_ticks_of_rate_limits_are_kept_before_the_server_says_so(state: Path, run: Run) -> None:
+    """Five messages to one chat are a second apart, so the server never answers 429."""
+    with TelegramServer(messages_per_second=1.0) as server:
+
+        async def scenario() -> None:
+            async with AsyncDeck(state) as deck:
+                await deck.start("bob", spec_of(server))
+                for number in range(4):
+                    await deck.send("bob", to=1, text=str(number))
+                await until(lambda: answers(server) == ["0", "1", "2", "3"], "all were sent, in order")
+
+        run(scenario)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_any_point_nothing_is_lost(state: Path, bot: TelegramServer, run: Run, point: str) -> None:
+    """The satellite dies there once and is started again: every message is answered, at most one answer twice."""
+    target = {"to": "sat_functions:echo"} if point.startswith("satellite.target.") else {}
+    env = {"PYTHONPATH": str(SUPPORT)}
+    for number in range(4):
+        bot.say(f"{number}", chat_id=number + 1)
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            restart = Restart("never")
+            await deck.start("bob", spec_of(bot, restart=restart, env={**env, CRASH_AT_ENV: point}, **target))
+            reading = asyncio.ensure_future(_answer_all(deck)) if not target else None
+            await until_async(lambda: _killed(deck, "bob"), f"it dies at {point}")
+            await deck.start("bob", spec_of(bot, env=env, **target), replace=True)
+            await until(lambda: set(answers(bot)) == {f"re: {number}" for number in range(4)}, "all answers")
+            if reading is not None:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
+    run(scenario)
+    repeated = sum(Counter(answers(bot)).values()) - 4
+    assert repeated <= (1 if point == "satellite.outbox.sent" else 0)
+
+
+def test_a_transaction_books_exactly_once_though_the_satellite_is_killed(
+    state: Path, bot: TelegramServer, run: Run
+) -> None:
+    """Ten kills while sixty messages arrive: each is booked once."""
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            await deck.start("bob", spec_of(bot, to="sat_functions:book", env={"PYTHONPATH": str(SUPPORT)}))
+            for number in range(60):
+                bot.say(f"{number}", chat_id=number + 1)
+                if number % 6 == 5:
+                    status = await deck.status("bob")
+                    if status.pid is not None:
+                        await asyncio.to_thread(_kill, status.pid)
+            await until(lambda: _booked(state) >= 60, "all were booked")
+
+    run(scenario)
+    with sqlite3.connect(state / "workers/bob/data/feed.db") as db:
+        texts = [text for (text,) in db.execute("SELECT text FROM booked")]
+    db.close()
+    assert Counter(texts) == Counter(str(number) for number in range(60))
+
+
+class _Outside:
+    """The kill suite's view of a bot."""
+
+    def __init__(self, bot: TelegramServer) -> None:
+        self._bot = bot
+
+    def spec(self) -> WorkerSpec:
+        return spec_of(self._bot)
+
+    def deliver(self, text: str, conversation: int) -> None:
+        self._bot.say(text, chat_id=conversation + 1)
+
+    def received(self) -> list[str]:
+        return answers(self._bot)
+
+
+@pytest.mark.parametrize("who", ["satellite", "host", "owner"])
+def test_kill_trial(state: Path, bot: TelegramServer, who: Victim) -> None:
+    """Each of the three killed three times while forty messages arrive; larger by EVERDECK_TRIAL."""
+    trial = kill_trial(_Outside(bot), state, who=who, messages=40, kills=3, conversations=20)
+
+    assert trial.kills == 3
+    assert trial.lost == []
+    assert trial.disorder == []
+    assert trial.duplicates <= trial.kills
+
+
+async def _answer_all(deck: AsyncDeck) -> None:
+    async with deck.messages("bob") as messages:
+        async for message in messages:
+            async with message:
+                await message.reply(f"re: {message.text}")
+
+
+async def _is_idle(deck: AsyncDeck, name: str) -> bool:
+    return (await deck.feed(name)).to_send == 0
+
+
+async def _dead(deck: AsyncDeck, name: str) -> bool:
+    return (await deck.feed(name)).dead == 1
+
+
+async def _connected(deck: AsyncDeck, name: str) -> bool:
+    return (await deck.feed(name)).connection == "connected"
+
+
+async def _failing(deck: AsyncDeck, name: str) -> bool:
+    return (await deck.feed(name)).connection == "failing"
+
+
+async def _told(deck: AsyncDeck, what: str) -> bool:
+    return any(event.detail.get("what") == what for event in await deck.events() if event.kind is EventKind.FEED)
+
+
+async def _killed(deck: AsyncDeck, name: str) -> bool:
+    return any(event.kind is EventKind.CRASHED for event in await deck.events(worker=name))
+
+
+def _booked(state: Path) -> int:
+    try:
+        with sqlite3.connect(state / "workers/bob/data/feed.db") as db:
+            (count,) = db.execute("SELECT count(*) FROM booked").fetchone()
+    except sqlite3.OperationalError:
+        return 0
+    finally:
+        db.close()
+    return int(count)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
