@@ -20,33 +20,33 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 	@echo '  ARGS="…" is handed to what is run, e.g. make test ARGS="tests/kernel -k reuse"'
 
-demo: ## three sample users, the page, and a guided kill -9
-	@scripts/setup
+demo: ## a tour of two minutes: three sample users, the page, and a guided kill -9
+	@scripts/setup run
 	@$(BIN)/everdeck demo $(ARGS)
 
 test: ## every test, against the code that the wheel holds (about 9 minutes on two busy cores)
-	@scripts/setup $(TEST_PROGRAMS)
+	@scripts/setup test $(TEST_PROGRAMS)
 	@echo "test: pytest -n $(JOBS) $(ARGS)" >&2
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 check: ## what a change must pass before it is sent: format, lint, types, layers, unit tests
-	@scripts/setup
+	@scripts/setup test
 	@scripts/check
 
 bench: ## Everdeck beside its peers and the bare kernel; writes docs/benchmarks.md
-	@scripts/setup $(BENCH_PROGRAMS)
+	@scripts/setup bench $(BENCH_PROGRAMS)
 	@$(BIN)/python -m bench $(ARGS)
 
 chaos: ## random SIGKILLs of owner and workers: make chaos SECONDS=60 SEED=7
-	@scripts/setup
+	@scripts/setup test
 	@$(BIN)/python scripts/chaos.py --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 docs-img: ## the screenshots in docs/img, taken from a real daemon by a real browser
-	@scripts/setup $(TEST_PROGRAMS)
+	@scripts/setup test $(TEST_PROGRAMS)
 	@EVERDECK_SCREENSHOTS=docs/img $(BIN)/python -m pytest tests/browser -k screenshot $(ARGS)
 
 setup: ## only the set-up, with everything that the tests can use
-	@scripts/setup $(TEST_PROGRAMS)
+	@scripts/setup test $(TEST_PROGRAMS)
 
 clean: ## remove what the other targets made (not .everdeck: that is a deck)
 	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis bench/work

@@ -842,6 +842,41 @@ def test_the_demo_in_a_terminal_waits_and_cleans_up_after_ctrl_c(tmp_path: Path)
     assert not _processes_with(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("step", "how"),
+    [
+        ("everdeck up", signal.SIGKILL),
+        ("Press Enter to kill -9 the owner", signal.SIGTERM),
+        ("Press Enter to start a new owner", signal.SIGKILL),
+        ("Press Enter to go on", None),
+    ],
+)
+def test_whatever_kills_the_demo_it_leaves_nothing(step: str, how: signal.Signals | None, tmp_path: Path) -> None:
+    """In the middle of a command, with a daemon, without one, and by closing the terminal (None)."""
+    person = Person(tmp_path / "unused", TMPDIR=str(tmp_path), TERM="xterm")
+    tour = pexpect.spawn(str(EVERDECK), ["demo", "--no-page"], env=person.env, timeout=PATIENCE_SECONDS)
+    try:
+        while tour.expect_exact([step, "Press Enter"]) == 1:
+            tour.sendline("")
+        if how is None:
+            tour.ptyproc.fileobj.close()
+            tour.closed = tour.ptyproc.closed = True
+            tour.wait()
+        else:
+            tour.kill(how)
+        until(lambda: not list(tmp_path.glob("everdeck-demo-*")), "its directory stayed")
+        until(lambda: not _processes_with(str(tmp_path)), "something of it still runs")
+    finally:
+        tour.close(force=True)
+
+
+def test_nobody_else_is_swept_away(tmp_path: Path) -> None:
+    """The verb that cleans up after the demo touches only a demo's directory."""
+    (tmp_path / "precious").mkdir()
+    Person(tmp_path / "unused").types("sweep", tmp_path / "precious", expect=1, stdin=subprocess.DEVNULL)
+    assert (tmp_path / "precious").is_dir()
+
+
 def _processes_with(place: str) -> list[str]:
     shown = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
     return [line for line in shown.splitlines() if place in line and "everdeck" in line]

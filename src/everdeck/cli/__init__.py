@@ -71,10 +71,11 @@ ALIASES: Final[dict[str, str]] = {
 }
 # Never suggested: a person who mistyped something else may well press Enter on the suggestion.
 _DESTROYING: Final = frozenset({"rm", "stop", "down"})
-_WITHOUT_A_DECK: Final = frozenset({"demo", "export", "feed", "schema", "completion", "complete"})
+_WITHOUT_A_DECK: Final = frozenset({"demo", "sweep", "export", "feed", "schema", "completion", "complete"})
 _HIDDEN: Final[dict[str, Entry]] = {
     "preflight": Entry("reload", "", ""),
     "complete": Entry("completion", "", ""),
+    "sweep": Entry("demo", "", ""),
 }
 
 

@@ -1,7 +1,10 @@
 """``everdeck demo``: three sample users, the page, and a guided kill -9.
 
-Everything lives in a temporary directory and is gone afterwards, also when the tour is interrupted. In a terminal it
-waits for Enter between the steps; elsewhere (``make demo``, a test) it goes on by itself, waiting for facts.
+Everything lives in a temporary directory and is gone afterwards, however the tour ends. There is one way to clean up:
+a process of its own, in a session of its own, waits for the end of a pipe that only the tour and the commands it is
+just typing hold open. A closed terminal, SIGTERM and SIGKILL end that pipe just as the last step does.
+
+In a terminal it waits for Enter between the steps; elsewhere it goes on by itself, waiting for facts.
 """
 
 import contextlib
@@ -19,10 +22,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from everdeck.cli import DONE, FAILED, output
+from everdeck.cli import DONE, FAILED, INTERRUPTED, output
 from everdeck.statedir import StateDir
 
 PATIENCE_SECONDS = 60.0
+PREFIX = "everdeck-demo-"
 USERS = (("alice", False), ("bob", False), ("carol", True))
 
 
@@ -37,16 +41,55 @@ def demo(options: Namespace) -> int:
     """A tour of two minutes: three sample users with lively logs, the page in your browser, and a kill -9 of the
     owner, after which nothing is lost, nothing runs twice, and everything is supervised again.
     """
-    folder = Path(tempfile.mkdtemp(prefix="everdeck-demo-"))
-    tour = _Tour(folder / "state", waits=sys.stdin.isatty() and not options.yes, page=not options.no_page)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    swept, line = _hire_sweeper(folder)
+    tour = _Tour(folder / "state", line, waits=sys.stdin.isatty() and not options.yes, page=not options.no_page)
     try:
         return tour.walk()
     except _TourFailed as error:
         output.note(f"everdeck demo: {error}")
         return FAILED
+    except EOFError:  # the terminal's input ended: as good as Ctrl-C
+        return INTERRUPTED
     finally:
-        tour.clean_up()
-        shutil.rmtree(folder, ignore_errors=True)
+        with _deaf_to_interrupts():
+            os.close(line)
+            swept()
+
+
+def sweep_options(parser: ArgumentParser) -> None:
+    """Options of sweep."""
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="the demo's temporary directory")
+
+
+def sweep(options: Namespace) -> int:
+    """Wait until the demo is over, however it ended; then end everything of its deck and delete its directory."""
+    folder: Path = options.folder
+    if not folder.name.startswith(PREFIX):
+        output.note(f"everdeck sweep: {folder} is not a demo's directory")
+        return FAILED
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.read(0, 4096):
+        pass
+    _end_everything(folder / "state")
+    shutil.rmtree(folder, ignore_errors=True)
+    return DONE
+
+
+def _hire_sweeper(folder: Path) -> tuple[Callable[[], object], int]:
+    """What waits for the process that cleans up, and the descriptor that it waits for the end of."""
+    read_fd, write_fd = os.pipe()
+    sweeper = subprocess.Popen(  # noqa: TID251 - no worker: it must outlive us and everybody else of the tour
+        [sys.executable, "-P", "-m", "everdeck.cli", "sweep", str(folder)],
+        stdin=read_fd,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd="/",
+    )
+    os.close(read_fd)
+    return sweeper.wait, write_fd
 
 
 class _TourFailed(Exception):
@@ -54,8 +97,9 @@ class _TourFailed(Exception):
 
 
 class _Tour:
-    def __init__(self, state: Path, *, waits: bool, page: bool) -> None:
+    def __init__(self, state: Path, line: int, *, waits: bool, page: bool) -> None:
         self._state = state
+        self._line = line
         self._waits = waits
         self._page = page
         self._colour = output.wants_colour()
@@ -63,11 +107,15 @@ class _Tour:
         self._listen = f"127.0.0.1:{_free_port()}"
 
     def walk(self) -> int:
+        print(
+            "A tour of two minutes. Everdeck runs one process per user: never lost, never run twice.\n"
+            "Everything happens in a temporary directory and is gone afterwards, however you leave (Ctrl-C is fine)."
+        )
         self._say("1. The daemon owns a deck, and three users get a worker each. Carol's is bound to it.")
         self._up()
         for name, bound in USERS:
             words = ("--bound",) if bound else ()
-            self._type("start", name, *words, "--", sys.executable, "-m", "everdeck.cli.sample_user", name)
+            self._type("start", name, *words, "--", sys.executable, "-P", "-m", "everdeck.cli.sample_user", name)
         self._pause()
 
         self._say("2. They talk. Each line has a number.")
@@ -93,12 +141,23 @@ class _Tour:
         self._type("ps")
         self._type("events", "-n", "6")
         self._check(before)
-        self._pause("Look around on the page. Press Enter to end the demo; nothing stays behind")
+        if self._page:
+            self._show_link()
+        print("\nNext: README.md, docs/tutorial/first-deck.md, and everdeck help.")
+        self._pause(
+            f"{'Look around on the page. ' if self._page else ''}Press Enter to end the demo; nothing stays behind"
+        )
         return DONE
 
     def _up(self) -> None:
         where = ("--listen", self._listen) if self._page else ("--no-http",)
         self._type("up", "--detach", *where)
+
+    def _show_link(self) -> None:
+        """The page's address with its token, so that it can be opened at any step."""
+        command = [sys.executable, "-P", "-m", "everdeck.cli", *self._placed(("login",))]
+        link = subprocess.run(command, check=True, capture_output=True, text=True, pass_fds=(self._line,)).stdout
+        print(f"{output.painted('The page:', '1', colour=self._colour)} {link.strip()}")
 
     def _check(self, before: dict[str, int | None]) -> None:
         """What the tour promises, looked at: same processes, one each, and no gap in what they said."""
@@ -130,15 +189,16 @@ class _Tour:
     def _type(self, *words: str) -> None:
         shown = " ".join(word if word != sys.executable else "python3" for word in words)
         print(output.painted(f"$ everdeck {shown}", "36", colour=self._colour), flush=True)
-        command = [sys.executable, "-m", "everdeck.cli", *self._placed(words)]
-        if subprocess.run(command, check=False).returncode != 0:
+        command = [sys.executable, "-P", "-m", "everdeck.cli", *self._placed(words)]
+        # It holds the sweeper's line too: what we type is carried to its end before anything is cleaned up.
+        if subprocess.run(command, check=False, pass_fds=(self._line,)).returncode != 0:
             raise _TourFailed(f"everdeck {words[0]} failed")
 
     def _placed(self, words: tuple[str, ...]) -> list[str]:
         return ["--state", str(self._state), *words]
 
     def _look(self) -> dict[str, Any]:
-        command = [sys.executable, "-m", "everdeck.cli", *self._placed(("ps", "--json"))]
+        command = [sys.executable, "-P", "-m", "everdeck.cli", *self._placed(("ps", "--json"))]
         seen: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
         return seen
 
@@ -169,22 +229,20 @@ class _Tour:
                 raise _TourFailed(complaint)
             time.sleep(0.1)  # noqa: TID251 - what is waited for is what other processes print
 
-    def clean_up(self) -> None:
-        """Stop everything and wait until it is gone; called however the tour ended."""
-        if not self._state.exists():
-            return
-        base = [sys.executable, "-m", "everdeck.cli"]
 
-        def quietly(*words: str) -> None:
-            subprocess.run([*base, *self._placed(words)], check=False, capture_output=True)
+def _end_everything(state: Path) -> None:
+    """Remove every worker and end the daemon; without an owner the deck is opened once more to do it."""
+    if not state.exists():
+        return
+    base = [sys.executable, "-P", "-m", "everdeck.cli", "--state", str(state)]
 
-        with _deaf_to_interrupts():
-            if not self._look()["supervised"]:
-                # Only an owner can stop workers; open the deck once more to do it.
-                quietly("up", "--detach", "--no-http")
-            quietly("rm", "--all", "--yes")
-            with contextlib.suppress(_TourFailed):
-                _kill_and_wait(self._owner(), signal.SIGTERM)
+    def quietly(*words: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run([*base, *words], check=False, capture_output=True, stdin=subprocess.DEVNULL)
+
+    if b'"supervised": true' not in quietly("ps", "--json").stdout:
+        quietly("up", "--detach", "--no-http")
+    quietly("rm", "--all", "--yes")
+    quietly("down")
 
 
 def _free_port() -> int:

@@ -627,8 +627,8 @@ class Owner:
                 return self._status(worker)
             if changed and not may_replace:
                 return SpecChanged(record.name, changed)
-        elif record.phase is State.FAILED and not changed and not may_replace:
-            return WorkerFailed(record.name, _why_failed(record))
+        elif not changed and not may_replace:
+            return _waits_for_a_person(record)
         return None
 
     def _order(
@@ -813,4 +813,4 @@ def _waits_for_a_person(record: Record) -> WorkerFailed | None:
     """Why it is neither started nor restarted: its breaker has tripped, and only a reset closes it."""
     if record.phase is not State.FAILED:
         return None
-    return WorkerFailed(record.name, f"{len(record.crash_times)} crashes within its window")
+    return WorkerFailed(record.name, _why_failed(record))
