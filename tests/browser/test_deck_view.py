@@ -35,7 +35,13 @@ def test_a_row_tells_all_there_is_to_know_at_a_glance(page: Page, daemon: Daemon
 
 
 def test_empty_deck_says_how_to_begin(page: Page, daemon: Daemon) -> None:
-    """With no worker there is an invitation, not an empty table."""
+    """With no worker there is an invitation, not an empty table; its command is whole and can be copied."""
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy the command").click()
+    expect(page.locator(".toast", has_text="Copied")).to_be_visible()
+    command = page.evaluate("navigator.clipboard.readText()")
+    assert command == f"everdeck --state {daemon.state_dir} start alice -- python3 bot.py"
+    assert page.locator(".copyable .command").evaluate("box => box.scrollWidth <= box.clientWidth")
     expect(page.get_by_role("heading", name="No workers yet")).to_be_visible()
     page.get_by_role("link", name="Add a worker").click()
     expect(page.get_by_role("heading", name="Add a worker")).to_be_visible()
@@ -109,6 +115,7 @@ def test_restart_start_reset_and_remove(page: Page, daemon: Daemon) -> None:
     fails = row(page, "fails")
     expect(fails).to_have_attribute("data-state", "failed")
     fails.get_by_role("button", name="Reset fails").click()
+    page.get_by_role("dialog").get_by_role("button", name="Reset").click()
     expect(page.locator(".toast", has_text="fails reset")).to_be_visible()
 
     alice.get_by_role("button", name="Remove alice").click()
@@ -197,11 +204,12 @@ def _selected(page: Page) -> list[str]:
 def test_a_refused_verb_is_told(page: Page, daemon: Daemon, complaints: Complaints) -> None:
     """When the daemon refuses, the reason is shown and the row stays true."""
     complaints.expect("status of 4")
-    daemon.start("alice", worker("quiet"))
-    row(page, "alice").wait_for()
-    daemon.client.delete("/workers/alice").raise_for_status()
-    row(page, "alice").get_by_role("button", name="Restart alice").click()
-    expect(page.locator(".toast.tone-bad")).to_contain_text("alice")
+    daemon.start("fails", worker("crash"), restart={"max_crashes": 0})
+    expect(row(page, "fails")).to_have_attribute("data-state", "failed")
+    row(page, "fails").get_by_role("checkbox").click()
+    page.get_by_role("toolbar").get_by_role("button", name="Start").click()
+    expect(page.locator(".toast.tone-bad")).to_contain_text("reset it")
+    expect(row(page, "fails")).to_have_attribute("data-state", "failed")
 
 
 def test_live_on_two_pages(page: Page, daemon: Daemon, new_page: "Callable[..., Page]") -> None:

@@ -126,7 +126,7 @@ def test_tab_reaches_every_part_of_the_deck_in_order(fresh_page: Page, daemon: D
         if label == "END":
             break
     assert seen[0] == "Skip to content"
-    for part in ("Events", "Keyboard help", "Group by template", "ann", "Stop ann", "Restart ann", "Remove ann"):
+    for part in ("Events", "Help and log out", "Group by template", "ann", "Stop ann", "Restart ann", "Remove ann"):
         assert any(part in label for label in seen), f"{part} not reached: {seen}"
     assert not any("Stop ben" in label for label in seen), (
         "one row's actions at a time: the others are reached by j and k"

@@ -141,6 +141,7 @@ def test_crashes_backoff_breaker_and_reset(page: Page, daemon: Daemon) -> None:
     expect(page.get_by_role("region", name="Restarts")).to_contain_text("The breaker is open")
     expect(page.locator(".worker-standing")).to_have_text("failed")
     page.get_by_role("toolbar", name="Actions").get_by_role("button", name="Reset").click()
+    page.get_by_role("dialog").get_by_role("button", name="Reset").click()
     expect(page.locator(".timeline .event-kind", has_text="reset").first).to_be_visible()
 
 

@@ -58,8 +58,8 @@ function TopBar({ here }) {
         <span class="brand-name">Everdeck</span>
       </a>
       ${deck?.state_dir && html`<span class="brand-deck" title=${deck.state_dir}>${deck.state_dir.split('/').slice(-2).join('/')}</span>`}
-      <nav aria-label="Views">${PLACES.map(([key, path, title]) => html`<a key=${key} href=${link(path)} aria-current=${place === key ? 'page' : undefined}>${key === 'add' && html`<${Icon} name="plus" size=${14} />`}${title}</a>`)}</nav>
-      <div class="top-end"><${ConnectionPill} /><${ThemeSwitch} /><button class="icon-button help-button" aria-label="Keyboard help" title="Keyboard (?)" onClick=${showHelp}>?</button></div>
+      <nav aria-label="Views">${PLACES.map(([key, path, title]) => html`<a key=${key} href=${link(path)} aria-current=${place === key ? 'page' : undefined}>${key === 'add' && html`<${Icon} name="plus" size=${14} />`}<span class=${key === 'add' ? 'nav-add' : undefined}>${title}</span></a>`)}</nav>
+      <div class="top-end"><${ConnectionPill} /><${ThemeSwitch} /><button class="icon-button help-button" aria-label="Help and log out" title="Help (?)" onClick=${showHelp}>?</button></div>
     </header>`;
 }
 

@@ -10,7 +10,9 @@ import { select, selection } from '../core/selection.js';
 import { BulkBar } from '../widgets/bulk-bar.js';
 import { useStanding } from '../widgets/connection.js';
 import { Gauge } from '../widgets/gauge.js';
+import { Copyable } from '../widgets/copyable.js';
 import { Icon } from '../widgets/icons.js';
+import { quoted } from '../widgets/words.js';
 import { WorkerTable } from '../widgets/worker-table.js';
 
 const SORTS = { name: 'Name', state: 'Attention', uptime: 'Uptime', cpu: 'CPU', rss: 'Memory', restarts: 'Restarts' };
@@ -89,7 +91,7 @@ function EmptyDeck() {
     <div class="state-page"><${Moon} phase="new" />
       <h1>No workers yet</h1>
       <p>One process per user, kept running, never run twice. Add the first one here, or from a shell:</p>
-      <pre class="command">everdeck${deck?.state_dir ? ` --state ${deck.state_dir}` : ''} start alice -- python3 bot.py</pre>
+      <${Copyable} text=${`everdeck${deck?.state_dir ? ` --state ${quoted(deck.state_dir)}` : ''} start alice -- python3 bot.py`} />
       <a class="button is-primary" href=${link('/add')}><${Icon} name="plus" size=${14} />Add a worker</a>
     </div>`;
 }

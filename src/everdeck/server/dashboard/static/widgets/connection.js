@@ -14,6 +14,8 @@ export function useStanding() {
 }
 
 const WORDS = { live: 'Live', connecting: 'Connecting', lost: 'Not connected', asleep: 'Paused', unsupervised: 'Not supervised' };
+// For phones: the banner below the bar says the rest.
+const SHORT = { live: 'Live', connecting: '…', lost: 'Offline', asleep: 'Paused', unsupervised: 'No owner' };
 
 export function ConnectionPill() {
   const standing = useStanding();
@@ -21,7 +23,7 @@ export function ConnectionPill() {
   return html`
     <span class="pill standing-${standing}" role="status" data-standing=${standing}
       title=${standing === 'live' && deck ? `Owned by pid ${deck.owner_pid}` : undefined}>
-      <span class="pill-dot" aria-hidden="true"></span>${WORDS[standing]}
+      <span class="pill-dot" aria-hidden="true"></span><span class="pill-words">${WORDS[standing]}</span><span class="pill-short">${SHORT[standing]}</span>
     </span>`;
 }
 

@@ -5,6 +5,7 @@ import { api, session } from '../core/api.js';
 import { about } from '../core/deck.js';
 import { knownKeys } from '../core/keys.js';
 import { Icon } from './icons.js';
+import { ThemeSwitch } from './theme-switch.js';
 
 const shown = cell(false);
 export const showHelp = () => shown.set(true);
@@ -27,7 +28,7 @@ export function Help() {
     <dialog class="dialog help" ref=${dialog} aria-labelledby="help-title" onClose=${close}
       onClick=${(e) => e.target === dialog.current && close()}>
       <div class="dialog-body">
-        <div class="help-head"><h2 id="help-title">Keyboard</h2>
+        <div class="help-head"><h2 id="help-title">Keyboard</h2><span class="help-theme"><${ThemeSwitch} /></span>
           <button class="icon-button" aria-label="Close" onClick=${close}><${Icon} name="close" /></button></div>
         <div class="help-groups">
         ${knownKeys().map(({ group, keys }) => html`

@@ -38,6 +38,11 @@ function questionFor(verb, names) {
         title: `Remove ${whom}?`, confirm: 'Remove', danger: true, names,
         text: `${running ? `${one ? 'It is running and' : `${plural(running, 'of them is', 'of them are')} running and`} will be stopped first. ` : ''}The record is deleted together with its log and its data directory. This cannot be undone.`,
       };
+    case 'reset':
+      return {
+        title: `Reset ${whom}?`, confirm: 'Reset', names,
+        text: `${one ? 'Its crashes are' : 'Their crashes are'} forgotten, and ${one ? 'it is' : 'they are'} started if ${one ? 'it' : 'they'} should run.`,
+      };
     case 'restart':
       return one ? null : {
         title: `Restart ${whom}?`, confirm: 'Restart', names, text: 'Each is stopped with its whole process tree and started again.',

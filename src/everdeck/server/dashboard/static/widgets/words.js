@@ -1,6 +1,9 @@
 // A command line as a person types it → the words the program gets. Quotes and backslashes as in a POSIX shell;
 // nothing is expanded: no variables, no globs, no pipes. Pure.
 
+/** One word as a shell takes it. */
+export const quoted = (word) => (/^[A-Za-z0-9_@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`);
+
 /** 'python3 "my bot.py"' → {words: ['python3', 'my bot.py'], open: false}; open: a quote was not closed. */
 export function split(line) {
   const words = [];
