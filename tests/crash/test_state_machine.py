@@ -21,8 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from everdeck import Deck, Restart, State, UnknownWorker
 from everdeck.clock import Clock
 from everdeck.kernel.identity import command_line, read_stat
-from support.deck_owner import owner, until
+from support.deck_owner import owner
 from support.repo_processes import end_all_under
+from support.waiting import until
 
 NAMES = st.sampled_from(["ann", "bob", "cyd"])
 NS_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")

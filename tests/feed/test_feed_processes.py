@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import signal
 import sqlite3
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from support.feed_bots import CONCURRENCY, POISON, keep_working, meet_poison
 from support.feed_scenario import noted
 from support.feed_upstream import Upstream, update
+from support.waiting import until
 
 DEADLINE_SECONDS = 60
 UPDATES = 300
@@ -32,15 +32,6 @@ def running(process: Any) -> Iterator[Any]:
         process.join()
 
 
-def until(fact: Any, process: Any) -> None:
-    """Wait for a fact that another process brings about; fail loudly if it ends or the deadline passes."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not fact():
-        assert process.exitcode is None, f"the program ended with {process.exitcode}"
-        assert time.monotonic() < deadline, "the fact did not come about"
-        time.sleep(0.002)
-
-
 @pytest.mark.parametrize("mode", ["inbox", "tx", "file"])
 def test_kill_9_again_and_again_loses_nothing(
     processes: multiprocessing.context.ForkServerContext, directory: Path, mode: str
@@ -51,12 +42,12 @@ def test_kill_9_again_and_again_loses_nothing(
     rounds = (30, 70, 120, 170, 220)
     for round_number, enough in enumerate(rounds):
         with running(processes.Process(target=keep_working, args=(str(directory), mode))) as bot:
-            until(lambda: len(effects_of(directory, mode)) >= enough, bot)  # noqa: B023 - called at once
+            until(lambda: len(effects_of(directory, mode)) >= enough, process=bot)  # noqa: B023 - called at once
             os.kill(bot.pid, signal.SIGKILL)
             bot.join()
         upstream.arrive(*(update(n, chat=n % 50) for n in range(201 + 20 * round_number, 221 + 20 * round_number)))
     with running(processes.Process(target=keep_working, args=(str(directory), mode))) as bot:
-        until(lambda: len(set(effects_of(directory, mode))) == UPDATES, bot)
+        until(lambda: len(set(effects_of(directory, mode))) == UPDATES, process=bot)
         os.kill(bot.pid, signal.SIGTERM)
         bot.join(DEADLINE_SECONDS)
         assert bot.exitcode == 0
@@ -91,13 +82,13 @@ def test_sigterm_with_slow_handlers_loses_nothing(
     upstream.arrive(*(update(n) for n in range(1, UPDATES + 1)))
     for stops in range(1, 4):
         with running(processes.Process(target=keep_working, args=(str(directory), "inbox"))) as bot:
-            until(lambda: len(noted(directory, "effects")) >= 80 * stops, bot)  # noqa: B023 - called at once
+            until(lambda: len(noted(directory, "effects")) >= 80 * stops, process=bot)  # noqa: B023 - called at once
             os.kill(bot.pid, signal.SIGTERM)
             bot.join(DEADLINE_SECONDS)
             assert bot.exitcode == 0
         assert noted(directory, "stopped") == ["gracefully"] * stops
     with running(processes.Process(target=keep_working, args=(str(directory), "inbox"))) as bot:
-        until(lambda: len(noted(directory, "effects")) >= UPDATES, bot)
+        until(lambda: len(noted(directory, "effects")) >= UPDATES, process=bot)
     assert Counter(int(line) for line in noted(directory, "effects")) == Counter(range(1, UPDATES + 1))
 
 

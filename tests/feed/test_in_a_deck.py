@@ -1,13 +1,13 @@
 """A feed as a worker of a deck: what people see, and that a bad message parks the message, not the worker."""
 
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from everdeck import Deck, Health, Restart, Stop
+from support.waiting import until
 
 DEADLINE_SECONDS = 60
 
@@ -40,14 +40,6 @@ def deck(tmp_path: Path) -> Iterator[Deck]:
             yield opened
         finally:
             opened.stop_all()
-
-
-def until(fact: Callable[[], bool], what: str) -> None:
-    """Wait for something that another process brings about; fail loudly."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not fact():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("way", ["raises", "hangs"])

@@ -30,6 +30,7 @@ from everdeck.errors import PollerConflict, SpecError
 from everdeck.feed import Inbox, PollerLock, Retry
 from everdeck.feed.ptb import current_item, durable_application
 from everdeck.testing.telegram import TelegramServer, text_update
+from support.waiting import until
 
 AT_ONCE = Retry(seconds=0.001)
 BROKEN = {"message": {"message_id": 1, "date": "yesterday", "chat": 5}}
@@ -189,7 +190,7 @@ def test_non_blocking_handlers_let_others_pass_and_are_finished_later(apps: Apps
         async with apps.polling(app):
             await apps.until(lambda: "quick" in apps.seen)
             assert ("end", "/slow") not in apps.seen
-            await asyncio.to_thread(_until, lambda: apps.waiting() == 1)
+            await asyncio.to_thread(until, lambda: apps.waiting() == 1)
             go_on.set()
             await apps.until(lambda: ("end", "/slow") in apps.seen)
         assert apps.seen[0] == ("begin", "/slow", True)
@@ -327,7 +328,7 @@ def test_conversation_and_persistence_are_never_behind(apps: Apps) -> None:
         async with app:
             await app.updater.start_polling()
             await app.start()
-            await asyncio.to_thread(_until, lambda: file.exists() and apps.path.exists() and apps.waiting() == 0)
+            await asyncio.to_thread(until, lambda: file.exists() and apps.path.exists() and apps.waiting() == 0)
             # What a crash would find: everything as of now, without the writing that stop() does.
             crashed = file.read_bytes()
             await app.updater.stop()
@@ -530,10 +531,10 @@ def test_what_lies_in_the_librarys_queue_at_the_stop_does_not_run(apps: Apps) ->
             await app.update_queue.put(Update.de_json(text_update("by hand") | {"update_id": 1}, app.bot))
             await apps.until(lambda: apps.seen == ["by hand"])
             apps.server.say("queued behind it")
-            await asyncio.to_thread(_until, lambda: app.update_queue.qsize() == 1)
+            await asyncio.to_thread(until, lambda: app.update_queue.qsize() == 1)
             await app.updater.stop()
             stopping = asyncio.create_task(app.stop())
-            await asyncio.to_thread(_until, lambda: not app.durable.polling.is_open)
+            await asyncio.to_thread(until, lambda: not app.durable.polling.is_open)
             hold.set()
             await stopping
         assert apps.seen == ["by hand"]
@@ -626,13 +627,3 @@ def test_what_is_refused(apps: Apps) -> None:
         apps.app(first_run="perhaps")
     with pytest.raises(TypeError, match="updater"):
         apps.app(apps.builder().updater(None))
-
-
-def _until(fact: Callable[[], bool]) -> None:
-    """Look at a file until it shows the fact; another thread or process writes it, so there is no event."""
-    import time
-
-    deadline = time.monotonic() + 30
-    while not fact():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

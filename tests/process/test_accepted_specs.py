@@ -14,8 +14,9 @@ from everdeck import Deck, Limits, Log, Restart, State, Stop, WorkerSpec
 from everdeck.deck.peek import peek
 from everdeck.errors import EverdeckError, RecordBroken, SpecError
 from everdeck.model import Health
-from support.deck_owner import owner, until
+from support.deck_owner import owner
 from support.repo_processes import end_all_under
+from support.waiting import until
 
 FOREVER = ["sleep", "1000"]
 

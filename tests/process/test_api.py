@@ -18,7 +18,8 @@ import pytest
 from everdeck.client import Client, Refusal
 from everdeck.errors import NoOwner
 from everdeck.model import State, WorkerSpec
-from support.cli_daemon import PATIENCE_SECONDS, Person, raw_request, unix_socket, until
+from support.cli_daemon import PATIENCE_SECONDS, Person, raw_request, unix_socket
+from support.waiting import until
 
 SLEEP = {"command": ["sleep", "1000"]}
 

@@ -20,7 +20,8 @@ from everdeck.cli import VERBS, main
 from everdeck.model import Stop, WorkerSpec
 from everdeck.registry import read_only
 from everdeck.statedir import StateDir
-from support.cli_daemon import EVERDECK, PATIENCE_SECONDS, Person, pidfd_of, until
+from support.cli_daemon import EVERDECK, PATIENCE_SECONDS, Person, pidfd_of
+from support.waiting import until
 
 SLEEPER = ("--", "sleep", "1000")
 

@@ -18,7 +18,8 @@ import pytest
 
 from everdeck.client import Client, Refusal
 from everdeck.errors import ClientError, EverdeckError, NoOwner
-from support.cli_daemon import EVERDECK, PATIENCE_SECONDS, Person, pidfd_of, processes_of, unix_socket, until
+from support.cli_daemon import EVERDECK, PATIENCE_SECONDS, Person, pidfd_of, processes_of, unix_socket
+from support.waiting import until
 
 SLEEPER = ("--", "sleep", "1000")
 

@@ -15,7 +15,8 @@ from everdeck import Deck, EverdeckError, Restart, State
 from everdeck.deck.peek import peek
 from everdeck.errors import RegistryTooNew, RegistryUnavailable, StateDirRefused
 from everdeck.registry import Registry
-from support.deck_owner import owner, until
+from support.deck_owner import owner
+from support.waiting import until
 
 FOREVER = ["sleep", "1000"]
 

@@ -34,7 +34,7 @@ from everdeck.kernel import flock
 from everdeck.kernel import identity as ids
 from everdeck.logs import reader as logreader
 from everdeck.model import Event, Identity
-from support.deck_owner import until
+from support.waiting import until
 
 FOREVER = ["sleep", "1000"]
 

@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 
 from everdeck import AsyncDeck, Deck, DeckClosed, Restart, State
-from support.deck_owner import until
 from support.repo_processes import end_all_under, own_children
+from support.waiting import until
 
 FOREVER = ["sleep", "1000"]
 

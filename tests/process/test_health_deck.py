@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from everdeck.kernel.notify import address_for
 from everdeck.model import Event, EventKind, Health, Restart
 from support.child_owner import Owner
 from support.child_program import SOURCE
+from support.waiting import eventually
 
 PATIENCE_SECONDS = 30.0
 QUICK = Restart("on-failure", backoff_seconds=0.01, backoff_cap_seconds=0.01, max_crashes=50)
@@ -52,23 +53,13 @@ async def event_of(deck: AsyncDeck, kind: EventKind, worker: str, *, after: int 
     raise AssertionError
 
 
-async def until(fact: Callable[[], AsyncIterator[bool]]) -> None:
-    """Wait until a fact about the deck holds."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        async for holds in fact():
-            if holds:
-                return
-
-
 async def status_text(deck: AsyncDeck, name: str, text: str) -> None:
     """Wait until the worker's own words are these."""
 
-    async def same() -> AsyncIterator[bool]:
-        while True:
-            yield (await deck.status(name)).status_text == text
-            await asyncio.sleep(0.01)
+    async def same() -> bool:
+        return (await deck.status(name)).status_text == text
 
-    await until(same)
+    await eventually(same, text)
 
 
 def test_a_worker_is_starting_until_it_says_ready(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from everdeck.logs.keeper import LogKeeper
 from everdeck.model import Log
 from support.logs_namespace import CANNOT
 from support.logs_places import directory_on
-from support.logs_waiting import until
 from support.logs_writer import LINE_BYTES, assert_numbered, numbered, writer_command
+from support.waiting import until_in
 
 OWNER = Path(__file__).parent.parent / "support" / "logs_owner.py"
 DEADLINE_SECONDS = 90
@@ -269,7 +269,7 @@ def test_rotations_are_told_of_at_most_once_a_second(tmp_path: Path) -> None:
         keeper.watch("a", tmp_path, Log(max_bytes=8192, keep=10_000, compress=False))
         for turn in range(5):
             os.write(fd, numbered(turn * 100, 100))
-            await until(lambda: logfiles.waiting_bytes(tmp_path) < 8192, tmp_path)
+            await until_in(tmp_path, lambda: logfiles.waiting_bytes(tmp_path) < 8192)
         os.close(fd)
         keeper.close()
 
@@ -291,9 +291,9 @@ def test_rotations_do_not_undo_compression(tmp_path: Path) -> None:
         keeper.watch("a", tmp_path, Log(max_bytes=3_000_000, keep=1000))
         for turn in range(6):
             os.write(fd, numbered(turn * 32_000, 32_000))
-            await until(lambda: logfiles.waiting_bytes(tmp_path) < 3_000_000, tmp_path)
+            await until_in(tmp_path, lambda: logfiles.waiting_bytes(tmp_path) < 3_000_000)
         os.close(fd)
-        await until(lambda: all(archive.compressed for archive in logledger.archives(tmp_path)), tmp_path)
+        await until_in(tmp_path, lambda: all(archive.compressed for archive in logledger.archives(tmp_path)))
         keeper.close()
 
     asyncio.run(bursts())
@@ -311,9 +311,9 @@ def test_a_young_archive_is_not_compressed_yet(tmp_path: Path) -> None:
         os.write(fd, numbered(0, 1000))
         os.close(fd)
         keeper.watch("a", tmp_path, Log(max_bytes=20_000))
-        await until(lambda: bool(logledger.archives(tmp_path)), tmp_path)
+        await until_in(tmp_path, lambda: bool(logledger.archives(tmp_path)))
         made_at = (tmp_path / logledger.archives(tmp_path)[0].name).stat().st_mtime
-        await until(lambda: all(archive.compressed for archive in logledger.archives(tmp_path)), tmp_path)
+        await until_in(tmp_path, lambda: all(archive.compressed for archive in logledger.archives(tmp_path)))
         assert time.time() - made_at >= 0.5
         keeper.close()
 
@@ -332,7 +332,7 @@ def test_what_was_rotated_while_closing_is_told_of(tmp_path: Path) -> None:
         os.write(fd, numbered(0, 100_000))
         os.close(fd)
         keeper.watch("a", tmp_path, Log(max_bytes=1_000_000, keep=1000))
-        await until((tmp_path / "busy").exists, tmp_path)
+        await until_in(tmp_path, (tmp_path / "busy").exists)
         keeper.close()
 
     asyncio.run(once())
@@ -444,7 +444,7 @@ def test_times_are_noted_while_a_log_is_written(tmp_path: Path) -> None:
         fd, _ = logfiles.open_for_worker(tmp_path, split_stderr=False)
         keeper.watch("a", tmp_path, Log())
         os.write(fd, b"first\n")
-        await until(lambda: len(logreader._index(tmp_path)) == 2, tmp_path)
+        await until_in(tmp_path, lambda: len(logreader._index(tmp_path)) == 2)
         os.close(fd)
         keeper.close()
 
@@ -534,7 +534,7 @@ def test_a_full_disk_is_said_once_and_overcome(tmp_path: Path, caplog: pytest.Lo
                 await warned.wait()
             (place / "filler").unlink()
             keeper.watch("a", log_dir, Log(max_bytes=200_000, compress=False))
-            await until(lambda: bool(logledger.archives(log_dir)), log_dir)
+            await until_in(log_dir, lambda: bool(logledger.archives(log_dir)))
             os.close(fd)
             keeper.close()
 

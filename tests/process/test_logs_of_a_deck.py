@@ -17,8 +17,8 @@ from everdeck.logs import files as logfiles
 from everdeck.logs import ledger as logledger
 from everdeck.logs import reader as logreader
 from everdeck.registry import read_only
-from support.deck_owner import until
 from support.logs_writer import assert_numbered, writer_command
+from support.waiting import until
 
 DEADLINE_SECONDS = 90
 COUNT = 2_000_000

@@ -14,7 +14,8 @@ from everdeck.deck.attention import Attention
 from everdeck.deck.health import HealthKeeper
 from everdeck.errors import WorkerFailed
 from everdeck.model import Health, WorkerSpec
-from support.deck_owner import owner, until
+from support.deck_owner import owner
+from support.waiting import until
 
 # As the stock client of the package sdnotify does: connected once, at the start, and every failure swallowed.
 PINGER = """

@@ -14,7 +14,8 @@ import pytest
 
 from everdeck.errors import StateDirRefused
 from everdeck.server.auth import GUESS_WINDOW_SECONDS, GUESSES, SESSION_SECONDS, GuessLimit, Keys, token_of
-from support.cli_daemon import PATIENCE_SECONDS, Person, free_port, until
+from support.cli_daemon import PATIENCE_SECONDS, Person, free_port
+from support.waiting import until
 
 SLEEPER = ("--", "sleep", "1000")
 

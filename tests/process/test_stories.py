@@ -8,7 +8,8 @@ from pathlib import Path
 
 from everdeck import Deck, Restart, State, Stop
 from everdeck.kernel.identity import read_stat
-from support.deck_owner import copies, owner, until
+from support.deck_owner import copies, owner
+from support.waiting import until
 
 # A bot that polls for ever, cares neither for its standard input nor for SIGTERM, and is found by its mark.
 STUBBORN_BOT = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()"

@@ -13,9 +13,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from support.waiting import until as until  # noqa: PLC0414 - also found here by those who drive the command
 
 EVERDECK = Path(sys.executable).parent / "everdeck"
 PATIENCE_SECONDS = 60.0
@@ -103,15 +105,6 @@ def processes_of(state: Path) -> list[int]:
         is_everdeck = b"everdeck" in words and place in words
         if not dead and (is_everdeck or b"EVERDECK_DIR=" + place in environment):
             found.append(int(entry.name))
-    return found
-
-
-def until(fact: Callable[[], Any], complaint: str = "it did not become true") -> Any:
-    """Look until something is true; the deadline is generous and fails loudly."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := fact()):
-        assert time.monotonic() < deadline, complaint
-        time.sleep(0.02)
     return found
 
 

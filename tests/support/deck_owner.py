@@ -7,8 +7,7 @@ fields) and answers each with one line. The owner ends with its standard input, 
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,15 +72,6 @@ def owner(state: Path, *python_options: str, **env: str) -> Iterator[Owner]:
             yield one
         finally:
             process.kill()
-
-
-def until(fact: Callable[[], Any], what: str = "the fact") -> Any:
-    """Wait until a fact about processes holds; there is no descriptor for some facts, so look again until then."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not (answer := fact()):
-        assert time.monotonic() < deadline, f"{what} did not come true in {DEADLINE_SECONDS} s"
-        time.sleep(0.01)
-    return answer
 
 
 def copies(mark: str) -> list[int]:

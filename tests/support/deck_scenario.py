@@ -29,7 +29,7 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-async def until(deck: AsyncDeck, fact: Callable[[Event], bool]) -> None:
+async def until_event(deck: AsyncDeck, fact: Callable[[Event], bool]) -> None:
     """Wait for an event that makes the fact true."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         async for event in deck.follow(after=0):
@@ -61,7 +61,7 @@ async def verbs(state: str, mark: str, stranger: int) -> None:
         await deck.start("alpha", sleeper(mark, "alpha"), secrets={"KEY": "v"}, port=True)
         await deck.start("beta", sleeper(mark, "beta"), lifetime="bound", stop=Stop(grace_seconds=2))
         await deck.start("crashy", ["sh", "-c", "exit 3"], restart=Restart(max_crashes=1, backoff_seconds=0))
-        await until(deck, lambda event: event.worker == "crashy" and event.kind == "failed")
+        await until_event(deck, lambda event: event.worker == "crashy" and event.kind == "failed")
         await deck.restart("keep")
         await deck.stop("alpha")
         await deck.reset("crashy")

@@ -1,4 +1,4 @@
-"""What a hostile reading of the kernel layer found, and what holds since."""
+"""Who daemonised is found, who has a reused pid or took a lock himself is a stranger."""
 
 import os
 import signal

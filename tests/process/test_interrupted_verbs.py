@@ -1,4 +1,4 @@
-"""What a hostile reading of the deck found, and what holds since."""
+"""Verbs whose caller leaves, whose registry is full, whose host forks or has no descriptor left."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What a hostile reading of the values found, and what holds since."""
+"""The environment that we write into a worker cannot be overwritten by its spec."""
 
 from typing import Any
 
