@@ -81,8 +81,15 @@ class _Course:
 class Escalation:
     """Ends many trees together. Use as a context manager, or call :meth:`close`."""
 
-    def __init__(self, subjects: Sequence[Subject], *, now: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        subjects: Sequence[Subject],
+        *,
+        now: Callable[[], float] = monotonic,
+        kill_patience_seconds: float = KILL_PATIENCE_SECONDS,
+    ) -> None:
         self._now = now
+        self._kill_patience_seconds = kill_patience_seconds
         try:
             self._epoll = select.epoll()
         except OSError as err:
@@ -197,7 +204,7 @@ class Escalation:
                     self._finish(course, Outcome(gone=False, killed=course.killed, survivors=survivors))
                 continue
             course.phase = _Phase.KILLED
-            course.deadline = now + KILL_PATIENCE_SECONDS
+            course.deadline = now + self._kill_patience_seconds
             course.killed = survivors
             self._send(course, pids, signal.SIGKILL)
             self._await(course, pids)
