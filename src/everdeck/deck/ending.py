@@ -180,7 +180,10 @@ async def _stirred(stirred: asyncio.Event, deadline: float | None) -> None:
 
 
 def stop_failed(name: str, outcome: Outcome) -> StopFailed:
-    """The error for a tree that survived SIGKILL."""
+    """The error for a tree that survived SIGKILL, or whose lock a stranger holds."""
+    if outcome.strangers:
+        holders = "; ".join(f"pid {one.pid} ({one.command[:80]})" for one in outcome.strangers)
+        return StopFailed(name, (), f"its lock is held by {holders}, not part of it and not signalled")
     survivors = tuple(one.pid for one in outcome.survivors)
     return StopFailed(name, survivors, "; ".join(one.command[:80] for one in outcome.survivors) or "its lock is held")
 

@@ -439,6 +439,7 @@ class Owner:
             cgroup = parts.engine.cgroup_path(key)
             if cgroup is not None:
                 parts.gatherer.remove(cgroup)
+                parts.gatherer.remove(containment.joined_later(cgroup))
             await asyncio.to_thread(self._home.clear_set_aside)
 
     async def adopt(self, name: str | int, pid: int, **fields: Any) -> WorkerStatus:

@@ -144,6 +144,8 @@ class Recovery:
     def _look_at_all(self) -> list[_Seen]:
         """Compare every record with the kernel; only what may be alive is looked at."""
         workers = self._parts.workers.values()
+        for worker in workers:
+            self._look_where_it_was_born(worker)
         alive = [worker for worker in workers if worker.record.phase.is_live]
         # One scan for all starts that were never recorded: a scan per start would be a scan per worker of a group.
         unidentified = [worker.record.cookie for worker in alive if worker.record.identity is None]
@@ -155,6 +157,14 @@ class Recovery:
             _Seen(worker, self._decide(worker, answers.get(worker.name, "gone"), bool(left.get(worker.record.cookie))))
             for worker in workers
         ]
+
+    def _look_where_it_was_born(self, worker: Worker) -> None:
+        """A start that was never recorded may have left its tree in the cgroup in which it was born."""
+        record = worker.record
+        cgroup = self._parts.engine.cgroup_path(record.name)
+        unrecorded = record.phase is State.STARTING and record.cgroup is None
+        if unrecorded and cgroup is not None and containment.is_populated(cgroup):
+            worker.record = replace(record, cgroup=str(cgroup))
 
     def _decide(self, worker: Worker, leader: Literal["alive", "gone", "unknown"], tree_left: bool) -> rules.Opening:
         record = worker.record

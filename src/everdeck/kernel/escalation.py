@@ -57,6 +57,8 @@ class Outcome:
     gone: bool
     killed: tuple[Survivor, ...] = ()
     survivors: tuple[Survivor, ...] = ()
+    strangers: tuple[Survivor, ...] = ()
+    """Who holds the tree's lock without being of the tree; they were not signalled."""
 
 
 class _Phase(Enum):
@@ -185,6 +187,10 @@ class Escalation:
                 self._send(course, pids, number, signal.SIGCONT)
             elif containment.is_gone(tree, ()):
                 self._finish(course, Outcome(gone=True, killed=course.killed))
+            elif strangers := containment.strangers_with_lock(tree):
+                # They are not signalled, and there is nothing that they would leave for: say who they are.
+                holders = tuple(Survivor(pid, ids.command_line(pid)) for pid in strangers)
+                self._finish(course, Outcome(gone=False, killed=course.killed, strangers=holders))
             else:
                 course.look_again_at = self._now() + _UNSEEN_HOLDER_SECONDS
 
