@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final, get_args, get_type_hints
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from everdeck.access import Role
 from everdeck.errors import ConfigRefused, NameRefused, SpecError
 from everdeck.model import SatelliteSpec, Secret, WorkerSpec, worker_name
 from everdeck.satellites import completed, option_schemas
@@ -86,6 +87,26 @@ class ServerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hosts: Annotated[tuple[str, ...], Meta(description="Further host names the page may be called by.")] = ()
     tls_cert: Annotated[str, Meta(description="Certificate chain, PEM.")] | UnsetType = UNSET
     tls_key: Annotated[str, Meta(description="Private key, PEM.")] | UnsetType = UNSET
+    tls_client_ca: (
+        Annotated[str, Meta(description="PEM of the authority whose certificates clients must show.")] | UnsetType
+    ) = UNSET
+    public_url: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^https?://[^/\s?#@]+(/[^\s?#]*)?$",
+                description="What people type to reach the page, when that is a proxy in front of it.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    access_log: (
+        Annotated[str, Meta(description="File for one JSON line per request; '-' is standard error.")] | UnsetType
+    ) = UNSET
+    users: Annotated[
+        dict[str, Role], Meta(description="Accounts of this machine that may use the sockets, each with its role.")
+    ] = {}
+    groups: Annotated[dict[str, Role], Meta(description="The same for groups.")] = {}
     sample_seconds: (
         Annotated[float, Meta(gt=0, description="Keep sampling cpu and memory this often, also unwatched.")] | UnsetType
     ) = UNSET
@@ -218,8 +239,8 @@ class _Reader:
             self._problem(("server",), "tls_cert and tls_key belong together; only one is given")
         changes = {
             key: str(self._file.parent / value)
-            for key in ("tls_cert", "tls_key")
-            if isinstance(value := getattr(converted, key), str)
+            for key in ("tls_cert", "tls_key", "tls_client_ca", "access_log")
+            if isinstance(value := getattr(converted, key), str) and value != "-"
         }
         return msgspec.structs.replace(converted, **changes)
 

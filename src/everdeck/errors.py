@@ -15,6 +15,7 @@
     ├── PortUnavailable         no free port could be given to the worker
     ├── Unsupported             this kind of deck cannot keep the verb; the reason says what can
     ├── StopFailed              parts of the tree survived SIGKILL (D state, or not ours to signal)
+    ├── AccessDenied            the caller's role or labels do not allow it
     ├── DeckError               the deck as a whole cannot do it
     │   ├── DeckOwned           another process owns this state directory
     │   ├── DeckClosed          the deck was closed, or this is a forked copy of it
@@ -144,8 +145,7 @@ class StopFailed(EverdeckError):
         self.worker = worker
         self.survivors = survivors
         self.why = why
-        alive = f"still alive after SIGKILL: {survivors}: " if survivors else "not proven gone: "
-        super().__init__(f"worker {worker!r}: {alive}{why}")
+        super().__init__(f"worker {worker!r}: still alive after SIGKILL: {survivors or 'unknown holders'}: {why}")
 
 
 class Unsupported(EverdeckError):
@@ -155,6 +155,16 @@ class Unsupported(EverdeckError):
         self.verb = verb
         self.reason = reason
         super().__init__(f"{verb} is not possible here: {reason}")
+
+
+class AccessDenied(EverdeckError):
+    """The caller is known and may not do this: it needs a higher role, or other labels."""
+
+    def __init__(self, caller: str, what: str, needed: str) -> None:
+        self.caller = caller
+        self.what = what
+        self.needed = needed
+        super().__init__(f"{what} is not allowed for {caller!r}: it needs {needed}")
 
 
 class DeckError(EverdeckError):

@@ -62,7 +62,7 @@ def test_two_thousand_workers_at_fifty_events_a_second(
 ) -> None:
     """While 400 events arrive, scrolling, searching and moving work, and no task keeps the page from answering."""
     page = new_page()
-    page.goto(f"{crowd.base}/login?token={crowd.token}")
+    page.goto(f"{crowd.base}/login#token={crowd.token}")
     live(page)
     expect(page.locator(".headline")).to_contain_text("2,000")
     rows = page.locator(".worker-row")

@@ -40,8 +40,8 @@ def test_the_link_logs_in_and_leaves_no_token_behind(new_page: Callable[..., Pag
     page.goto(daemon.login_link)
     live(page)
     assert daemon.token not in page.url
-    assert daemon.token not in page.evaluate("document.cookie + JSON.stringify(localStorage)")
-    assert "everdeck_session" not in page.evaluate("document.cookie")
+    assert daemon.token not in page.evaluate("JSON.stringify(localStorage) + JSON.stringify(sessionStorage)")
+    assert page.context.cookies() == []
 
 
 def test_a_session_that_ends_leads_to_the_form(
@@ -52,7 +52,7 @@ def test_a_session_that_ends_leads_to_the_form(
     page = new_page()
     page.goto(daemon.login_link)
     live(page)
-    page.context.clear_cookies()
+    page.evaluate("localStorage.removeItem('everdeck-session')")
     page.get_by_role("link", name="Events").click()
     expect(page.get_by_label("Token")).to_be_visible()
 
@@ -65,8 +65,12 @@ def test_logging_out(new_page: Callable[..., Page], daemon: Daemon, complaints: 
     live(page)
     page.get_by_role("button", name="Help and log out").click()
     expect(page.get_by_role("dialog", name="Keyboard")).to_contain_text(str(daemon.pid))
+    session = page.evaluate("localStorage.getItem('everdeck-session')")
     page.get_by_role("button", name="Log out", exact=True).click()
     expect(page.get_by_label("Token")).to_be_visible()
+    # A copy that somebody made is worth nothing either.
+    refused = httpx.get(f"{daemon.base}/api/v1/workers", headers={"Authorization": f"Bearer {session}"})
+    assert refused.status_code == 401
     page.reload()
     expect(page.get_by_label("Token")).to_be_visible()
 

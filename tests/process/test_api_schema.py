@@ -7,38 +7,28 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from support.cli_daemon import PATIENCE_SECONDS, Person
+from support.cli_daemon import PATIENCE_SECONDS
+from support.web_served import Served, served_at
 
 schemathesis = pytest.importorskip("schemathesis")
 
 # Adopting or replacing by a random pid would touch processes of this machine; streams never end.
-LEFT_OUT = {"/api/v1/workers/{name}/adopt", "/api/v1/reload"}
-EXAMPLES = 6
+LEFT_OUT = {"/api/v1/workers/{name}/adopt", "/api/v1/reload", "/api/v1/down"}
+EXAMPLES = {"admin": 6, "operate": 2, "read": 2, "other team": 2}
+ACTING = {"POST", "DELETE", "PUT", "PATCH"}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """A daemon on TCP with one worker; gives its address and its token."""
-    person = Person(tmp_path_factory.mktemp("schema") / "state")
-    try:
-        person.types("up", "--detach", "--listen", "127.0.0.1:0")
-        person.types("start", "alice", "--", "sleep", "1000")
-        log = (person.state / "daemon.log").read_text()
-        address = next(word for word in log.split() if word.startswith("http://")) if "http://" in log else ""
-        if not address:
-            # The first start shows the link on the terminal only; every later one tells the address in its log.
-            person.kills(person.owner())
-            person.types("up", "--detach", "--listen", "127.0.0.1:0")
-            log = (person.state / "daemon.log").read_text()
-            address = next(word for word in log.split() if word.startswith("http://"))
-        yield address.rstrip("/"), (person.state / "token").read_text().strip()
-    finally:
-        person.leaves()
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A daemon on TCP."""
+    with served_at(tmp_path_factory.mktemp("schema") / "state") as served:
+        yield served
 
 
 @pytest.mark.timeout(300)
-def test_every_operation_keeps_to_the_document(served: tuple[str, str]) -> None:
-    """Random valid and invalid requests to every operation; the daemon supervises throughout."""
+@pytest.mark.parametrize("role", EXAMPLES)
+def test_every_operation_keeps_to_the_document(served: Served, role: str) -> None:
+    """Random valid and invalid requests to every operation, as every role; the daemon supervises throughout."""
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi.checks import (
         content_type_conformance,
@@ -46,7 +36,11 @@ def test_every_operation_keeps_to_the_document(served: tuple[str, str]) -> None:
         status_code_conformance,
     )
 
-    address, token = served
+    address = served.base
+    options = ("--role", "admin", "--label", "team=other") if role == "other team" else ("--role", role)
+    token = served.person.types("token", "create", role.replace(" ", "-"), *options).stdout.strip()
+    served.person.types("start", "alice", "--replace", "--", "sleep", "1000")
+    before = served.person.worker("alice")["pid"]
     headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
     document = httpx.get(f"{address}/openapi.json", timeout=PATIENCE_SECONDS).json()
     schema = schemathesis.openapi.from_dict(document)
@@ -61,7 +55,7 @@ def test_every_operation_keeps_to_the_document(served: tuple[str, str]) -> None:
 
         @given(case=operation.as_strategy())
         @settings(
-            max_examples=EXAMPLES,
+            max_examples=EXAMPLES[role],
             deadline=None,
             derandomize=True,
             database=None,
@@ -78,8 +72,14 @@ def test_every_operation_keeps_to_the_document(served: tuple[str, str]) -> None:
                 case.path_parameters["name"] = "alice"
             response = case.call(base_url=address, headers=headers, timeout=PATIENCE_SECONDS)
             case.validate_response(response, checks=checks)
+            if role == "read" and case.operation.method.upper() in ACTING:
+                assert response.status_code >= 400, (path, response.status_code)
+            if role == "other team" and response.status_code < 400:
+                assert "alice" not in response.text, (path, response.text)
 
         keeps_to_it()
     assert tried >= 15
     health = httpx.get(f"{address}/healthz", timeout=PATIENCE_SECONDS).json()
     assert health == {"up": True, "supervised": True}
+    if role in {"read", "other team"}:
+        assert served.person.worker("alice")["pid"] == before

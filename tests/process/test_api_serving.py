@@ -54,7 +54,7 @@ def test_a_reader_that_stops_reading_is_cut_off(tmp_path: Path, monkeypatch: pyt
 
 def test_a_peer_that_says_nothing_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection without a request, and one with half a request, end at the deadline."""
-    monkeypatch.setattr(serving, "FIRST_REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(serving, "HEAD_SECONDS", 0.3)
 
     async def scenario() -> None:
         front = serving.HttpFront(short)

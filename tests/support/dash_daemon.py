@@ -38,7 +38,7 @@ class Daemon:
     @property
     def login_link(self) -> str:
         """The link that ``everdeck up`` prints once."""
-        return f"{self.base}/login?token={self.token}"
+        return f"{self.base}/login#token={self.token}"
 
     @property
     def pid(self) -> int:

@@ -41,6 +41,7 @@ VERBS: Final[dict[str, Entry]] = {
     "login": Entry("login", "the page's link with its token, once more", _DAEMON),
     "apply": Entry("apply", "make the workers match a configuration file; shows the plan first", _DAEMON),
     "reload": Entry("reload", "replace the running daemon by the installed code, without stopping anything", _DAEMON),
+    "token": Entry("token", "who else may talk to the deck, and what they may do", _DAEMON),
     "start": Entry("start", "start a worker", _WORKERS),
     "stop": Entry("act", "stop workers; returns when their whole trees are gone", _WORKERS),
     "restart": Entry("act", "stop workers and start them again", _WORKERS),

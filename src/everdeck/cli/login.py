@@ -33,7 +33,7 @@ def login(options: Namespace) -> int:
     except OSError as error:
         print(f"everdeck: {path}: {error.strerror}", file=sys.stderr)
         return FAILED
-    link = f"{page}login?token={token}"
+    link = f"{page}login#token={token}"
     if options.json:
         import json
 

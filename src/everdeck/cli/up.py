@@ -101,8 +101,32 @@ def _settings(options: Namespace) -> dict[str, Any]:
         "hosts": (*server.hosts, *options.host),
         "tls_cert": options.tls_cert or said("tls_cert"),
         "tls_key": options.tls_key or said("tls_key"),
+        "tls_client_ca": said("tls_client_ca"),
+        "public_url": said("public_url"),
+        "access_log": said("access_log"),
+        "people": _people(server.users, server.groups),
         "sample_seconds": options.sample_seconds or said("sample_seconds"),
     }
+
+
+def _people(users: Any, groups: Any) -> Any:
+    """The accounts that ``[server]`` names, by their numbers; unknown ones are refused: a typo lets nobody in."""
+    import grp
+    import pwd
+
+    from everdeck.access import LocalPeople
+    from everdeck.errors import SpecError
+
+    def number(field: str, name: str, look: Any) -> int:
+        try:
+            return int(name) if name.isdigit() else int(look(name))
+        except KeyError:
+            raise SpecError(f"server.{field}", name, f"one of this machine's {field}, or a number") from None
+
+    return LocalPeople(
+        users={number("users", name, lambda one: pwd.getpwnam(one).pw_uid): role for name, role in users.items()},
+        groups={number("groups", name, lambda one: grp.getgrnam(one).gr_gid): role for name, role in groups.items()},
+    )
 
 
 def _ready(ready_fd: str | None) -> Any:
@@ -114,6 +138,16 @@ def _ready(ready_fd: str | None) -> Any:
             pipe.write(f"ready {link}\n")
 
     return tell
+
+
+def page_line(link: str, state: Path, *, to_a_terminal: bool) -> str:
+    """Where the page is; with the token only for eyes: what goes into a pipe or a file is kept there."""
+    base, with_token, _ = link.partition("login#token=")
+    if not with_token:
+        return f"the page: {base}"
+    if to_a_terminal:
+        return f"the page, shown once with its token: {link}"
+    return f"the page: {base} (its token is in {state / 'token'}; `everdeck login` prints the link in a terminal)"
 
 
 def _detach(options: Namespace) -> int:
@@ -160,8 +194,7 @@ def _detach(options: Namespace) -> int:
     link = said.removeprefix("ready").strip()
     print(f"up, supervising {state} (pid {daemon.pid}); its log is {log_path}")
     if link:
-        shown_once = "the page, shown once with its token" if "token=" in link else "the page"
-        print(f"{shown_once}: {link}")
+        print(page_line(link, state, to_a_terminal=sys.stdout.isatty()))
     # Left to itself on purpose; without this Python would warn about a child that still runs.
     daemon.returncode = 0
     return DONE

@@ -66,8 +66,11 @@ class Durability:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "everdeck-sync")
         writes, directories = self._registry.writes, self._directories
         self._directories = set()
-        self._syncing = self._loop.run_in_executor(self._thread, self._sync, directories)
-        self._syncing.add_done_callback(lambda done: self._ended(done, writes, directories))
+        # Not the executor's own future: for a moment that one is done and not yet noted here, and whoever looked just
+        # then would wait for something that is over, which does not let go of the loop, and look again, for ever.
+        self._syncing = told = self._loop.create_future()
+        syncing = self._loop.run_in_executor(self._thread, self._sync, directories)
+        syncing.add_done_callback(lambda done: self._ended(done, told, writes, directories))
 
     def _sync(self, directories: set[str]) -> None:
         # The directories first: a record whose directory was lost is worse than a directory that nobody recorded.
@@ -76,15 +79,21 @@ class Durability:
                 disk.sync_directory(directory)
         self._registry.sync()
 
-    def _ended(self, done: "asyncio.Future[None]", writes: int, directories: set[str]) -> None:
+    def _ended(
+        self, done: "asyncio.Future[None]", told: "asyncio.Future[None]", writes: int, directories: set[str]
+    ) -> None:
         self._syncing = None
         if done.cancelled():
+            told.cancel()
             return
         if (error := done.exception()) is not None:
             self._directories |= directories
             _log.error("what was recorded is not on the disk yet: %s", error)
+            told.set_exception(error)
+            told.exception()  # it may be that nobody waits for it
         else:
             self._synced = max(self._synced, writes)
+            told.set_result(None)
         if self._synced < self._registry.writes:
             self._written()
 

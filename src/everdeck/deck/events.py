@@ -36,10 +36,6 @@ class EventStream:
         """Note down what happened, in the transaction that is open now; call :meth:`wake` after its commit."""
         return self._registry.append_event(self._clock.wall(), worker, kind, detail)
 
-    def append_at(self, at: float, worker: str | None, kind: EventKind, detail: dict[str, Any]) -> None:
-        """As :meth:`append`, for what happened at that time and could not be recorded then."""
-        self._registry.append_event(at, worker, kind, detail)
-
     def wake(self) -> None:
         """Something was committed: everybody may look."""
         for follower in self._followers:

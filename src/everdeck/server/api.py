@@ -10,7 +10,6 @@ import base64
 import binascii
 import contextlib
 import hashlib
-import time
 from collections import Counter
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -21,15 +20,15 @@ from urllib.parse import quote
 
 import msgspec
 from litestar import Request, Response, delete, get, post
-from litestar.datastructures import Cookie
-from litestar.exceptions import HTTPException, NotAuthorizedException, TooManyRequestsException
+from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, PathParameter, QueryParameter
-from litestar.response import Redirect, Stream
+from litestar.response import Stream
 from msgspec import UNSET
 
 from everdeck import __version__
+from everdeck.access import Role
 from everdeck.config import spec_from_template
 from everdeck.errors import EverdeckError, NameRefused, SpecError, UnknownWorker
 from everdeck.logs import files as logfiles
@@ -37,7 +36,6 @@ from everdeck.logs import keeper as deck_logs
 from everdeck.logs import reader as logreader
 from everdeck.model import Event, EventKind, Secret, State, WorkerSpec, WorkerStatus, worker_name
 from everdeck.server import applying, metrics
-from everdeck.server.auth import login_cookies, logout_cookies
 from everdeck.server.documents import (
     AdoptRequest,
     Applied,
@@ -49,7 +47,6 @@ from everdeck.server.documents import (
     DownAnswer,
     HealthAnswer,
     LayerView,
-    Login,
     LogLines,
     NewWorker,
     ProcessView,
@@ -60,6 +57,7 @@ from everdeck.server.documents import (
     WorkerDetail,
     WorkerPage,
 )
+from everdeck.server.entrance import grant_of, pass_of
 from everdeck.server.problems import MEDIA_TYPE, Problem, problem_of
 from everdeck.server.services import Services
 from everdeck.statedir import StateDir
@@ -250,6 +248,7 @@ async def adopt_worker(request: Asked, name: Name, data: JSONBody[AdoptRequest])
 async def act_on_many(request: Asked, data: JSONBody[Bulk]) -> BulkResults:
     """Each worker has its own result; one that fails does not keep the others from theirs."""
     services = _services(request)
+    grant_of(request).require(Role.ADMIN if data.verb == "remove" else Role.OPERATE, data.verb)
     names: list[str]
     if isinstance(data.names, str):
         names = [status.name for status in await services.deck.list()]
@@ -303,7 +302,7 @@ async def show_logs(
         services.log_streams.claim()
         if grep is not None:
             _refuse_bad_pattern(log_dir, grep)
-        return _stream(services.log_streams.stream(name, log_dir, lines, grep))
+        return _stream(services.log_streams.stream(name, log_dir, lines, grep, pass_of(request).holds))
     found = await deck_logs.read(
         log_dir,
         lines=lines,
@@ -376,7 +375,8 @@ async def list_events(
     limited = limit is not None or last is not None or before is not None
     if "text/event-stream" in accepted or not ("application/json" in accepted or limited):
         resumed = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else after
-        return _stream(services.fan.stream(resumed, worker, kinds))
+        visitor = pass_of(request)
+        return _stream(services.fan.stream(resumed, worker, kinds, visitor.holds, services.tells_of))
     found = await _events(services, after or 0, before, last, limit or 1000, worker, kinds)
     return Response(found, headers={"cache-control": "no-store"})
 
@@ -415,6 +415,7 @@ async def list_templates(request: Asked) -> list[TemplateView]:
 async def apply_configuration(request: Asked, data: JSONBody[ApplyRequest]) -> Applied:
     """A plan of what is added, changed, removed and left alone, and the result of each unless it is a dry run."""
     services = _services(request)
+    grant_of(request).require(Role.ADMIN, "apply", whole_deck=True)
     async with services.apply_lock:
         return await applying.apply(services.deck, data)
 
@@ -429,6 +430,7 @@ async def reconcile(request: Asked) -> None:
 async def reload_daemon(request: Asked) -> ReloadAnswer:
     """The new code is tried out first; if that fails nothing is replaced and the answer says why."""
     services = _services(request)
+    grant_of(request).require(Role.ADMIN, "reload", whole_deck=True)
     if services.preflight is None:
         raise HTTPException(status_code=HTTPStatus.CONFLICT, detail="this owner is not the daemon; it cannot reload")
     refused = await services.preflight()
@@ -442,6 +444,7 @@ async def reload_daemon(request: Asked) -> ReloadAnswer:
 async def leave(request: Asked) -> DownAnswer:
     """Bound workers are stopped; adoptable ones run on until the next daemon takes them over."""
     services = _services(request)
+    grant_of(request).require(Role.ADMIN, "down", whole_deck=True)
     if services.preflight is None:
         raise HTTPException(status_code=HTTPStatus.CONFLICT, detail="this owner is not the daemon; end its program")
     statuses = await services.deck.list()
@@ -475,33 +478,12 @@ async def show_metrics(request: Asked) -> Response[bytes]:
 @get("/healthz", summary="Up, and supervised", tags=["deck"], responses=_READS)
 async def show_health(request: Asked) -> HealthAnswer:
     """Whether somebody answers, and whether the registry can be read, which supervision needs."""
-    services = _services(request)
+    services: Services = request.app.state.services  # open to everybody, so there is nobody to be guarded from
     try:
         await services.deck.last_event_id()
     except EverdeckError:
         return HealthAnswer(up=True, supervised=False)
     return HealthAnswer(up=True, supervised=True)
-
-
-# --- login ------------------------------------------------------------------------------------------------------
-
-
-@get("/login", include_in_schema=False)
-async def login_by_link(request: Asked, token: FromQuery[str] = "") -> Response[Any]:
-    """The link shown at the first start: sets the cookies and goes on to the page."""
-    return Redirect("/", status_code=303, cookies=_login(request, token))
-
-
-@post("/api/v1/login", include_in_schema=False, status_code=204)
-async def login_by_form(request: Asked, data: JSONBody[Login]) -> Response[None]:
-    """The page's login form."""
-    return Response(None, status_code=HTTPStatus.NO_CONTENT, cookies=_login(request, data.token))
-
-
-@post("/api/v1/logout", include_in_schema=False, status_code=204)
-async def logout() -> Response[None]:
-    """Forget the cookies in this browser."""
-    return Response(None, status_code=HTTPStatus.NO_CONTENT, cookies=logout_cookies())
 
 
 HANDLERS: Final[list[HTTPRouteHandler]] = [
@@ -526,9 +508,6 @@ HANDLERS: Final[list[HTTPRouteHandler]] = [
     show_samples,
     show_metrics,
     show_health,
-    login_by_link,
-    login_by_form,
-    logout,
 ]
 
 
@@ -537,7 +516,7 @@ HANDLERS: Final[list[HTTPRouteHandler]] = [
 
 def _services(request: Asked) -> Services:
     services: Services = request.app.state.services
-    return services
+    return services.seen_by(pass_of(request))
 
 
 async def _statuses(services: Services, names: str) -> list[WorkerStatus]:
@@ -748,20 +727,3 @@ def _shown(table: dict[str, Any]) -> dict[str, Any]:
     if isinstance(shown.get("secrets"), dict):
         shown["secret_names"] = sorted(shown.pop("secrets"))
     return shown
-
-
-def _login(request: Asked, token: str) -> list[Cookie]:
-    services = _services(request)
-    if services.keys is None:
-        raise NotAuthorizedException(detail="this deck is not served over TCP")
-    address = request.client.host if request.client else "local"
-    now = time.monotonic()
-    wait = services.guesses.seconds_to_wait(address, now)
-    if wait > 0:
-        raise TooManyRequestsException(
-            detail=f"too many wrong tokens; try again in {int(wait) + 1} s", headers={"retry-after": str(int(wait) + 1)}
-        )
-    if not services.keys.is_token(token):
-        services.guesses.failed(address, now)
-        raise NotAuthorizedException(detail="the token is not this deck's")
-    return login_cookies(services.keys, time.time(), tls=request.url.scheme == "https")  # noqa: TID251 - a session's age is wall-clock time

@@ -16,7 +16,7 @@ from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 
 from everdeck import __version__
-from everdeck.server import problems
+from everdeck.server import accesslog, entrance, problems
 from everdeck.server.api import HANDLERS
 from everdeck.server.auth import Guard
 from everdeck.server.services import Services
@@ -26,16 +26,17 @@ MOST_BODY_BYTES: Final = 4_000_000
 _SCHEMA_FOLDER: Final = "/api/v1/schema"
 
 
-def create_app(services: Services, hosts: Iterable[str] = ()) -> AsgiApp:
+def create_app(services: Services, hosts: Iterable[str] = (), public_url: str | None = None) -> AsgiApp:
     """The application of one daemon, guarded."""
     app: Any = create_litestar(services)  # Litestar types its scopes more narrowly than ASGI itself
-    return Guard(_headed(app), services.keys, frozenset(hosts))
+    guard = Guard(app, services.door, frozenset(hosts), public_url)
+    return accesslog.logged(_headed(guard, public_url))
 
 
 def create_litestar(services: Services | None) -> Litestar:
     """The application without its guard; without services it can only describe itself."""
     app = _MsgspecOnly(
-        route_handlers=[*HANDLERS, _openapi, *_page_routes()],
+        route_handlers=[*HANDLERS, *entrance.HANDLERS, _openapi, *_page_routes()],
         openapi_config=OpenAPIConfig(
             title="Everdeck",
             version=__version__,
@@ -79,15 +80,21 @@ def _page_routes() -> list[HTTPRouteHandler]:
     return create_dashboard_routes()
 
 
-def _headed(app: AsgiApp) -> AsgiApp:
-    """The same application with the headers that every answer needs, unless the page has set its own."""
-    ours: Final = (
+def _headed(app: AsgiApp, public_url: str | None) -> AsgiApp:
+    """The same application with the headers that every answer needs, unless the page has set its own.
+
+    Strict-Transport-Security only for a public https address: it holds for every port of a host (RFC 6797, section
+    8.3), and said for localhost it would lock people out of everything else they run there.
+    """
+    ours: tuple[tuple[bytes, bytes], ...] = (
         (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
         (b"x-content-type-options", b"nosniff"),
         (b"referrer-policy", b"no-referrer"),
         (b"x-frame-options", b"DENY"),
         (b"cross-origin-resource-policy", b"same-origin"),
     )
+    if public_url is not None and public_url.startswith("https://"):
+        ours += ((b"strict-transport-security", b"max-age=31536000"),)
 
     async def headed(scope: Any, receive: Any, send: Any) -> None:
         async def send_headed(message: Any) -> None:

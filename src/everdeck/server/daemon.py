@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
 
 from everdeck import child, wording
+from everdeck.access import LocalPeople
 from everdeck.config import Config
 from everdeck.deck import AsyncDeck
 from everdeck.errors import DeckError
@@ -33,10 +34,11 @@ from everdeck.kernel import spawn
 from everdeck.model import Event, WorkerStatus
 from everdeck.server import TYPED_IN_ENV, applying
 from everdeck.server.app import create_app
-from everdeck.server.auth import Keys, token_of
+from everdeck.server.auth import Door
 from everdeck.server.documents import Applied, ApplyRequest
 from everdeck.server.services import Services
 from everdeck.server.serving import HttpFront
+from everdeck.server.tokens import token_of
 from everdeck.statedir import StateDir
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8787"
@@ -60,6 +62,10 @@ class DaemonOptions:
     hosts: tuple[str, ...] = ()
     tls_cert: str | None = None
     tls_key: str | None = None
+    tls_client_ca: str | None = None
+    public_url: str | None = None
+    access_log: str | None = None
+    people: LocalPeople = field(default_factory=LocalPeople)
     sample_seconds: float | None = None
     ready: Callable[[str], None] = field(default=lambda _: None)
 
@@ -70,7 +76,7 @@ class ListenRefused(DeckError):
 
 def run(options: DaemonOptions, out: TextIO) -> int:
     """Be the daemon until told to leave; returns the exit code."""
-    _configure_logging(options.log_format, options.log_file)
+    _configure_logging(options.log_format, options.log_file, options.access_log)
     address = None if options.listen is None else listen_address(options)
     return asyncio.run(_Daemon(options, address, out).live())
 
@@ -116,10 +122,10 @@ class _Daemon:
 
     async def _own(self, deck: AsyncDeck) -> int:
         deck.on_event(_log_event)
-        keys, fresh_token = self._keys(deck.state_dir)
-        services = Services(deck, datetime.now(UTC), keys, self._options.sample_seconds)
+        door, fresh_token = self._door(deck.state_dir)
+        services = Services(deck, datetime.now(UTC), door, self._options.sample_seconds)
         services.preflight = lambda: asyncio.ensure_future(_preflight(deck.state_dir))
-        front = HttpFront(create_app(services, self._hosts()))
+        front = HttpFront(create_app(services, self._hosts(), self._options.public_url), self._options.people)
         services.connections = lambda: front.connections
         try:
             await self._listen(front, deck.state_dir)
@@ -139,11 +145,11 @@ class _Daemon:
             await front.close()
         return 0
 
-    def _keys(self, state_dir: Path) -> tuple[Keys | None, str | None]:
+    def _door(self, state_dir: Path) -> tuple[Door | None, str | None]:
         if self._address is None:
             return None, None
         token, fresh = token_of(state_dir)
-        return Keys(token), token if fresh else None
+        return Door(state_dir), token if fresh else None
 
     def _hosts(self) -> Iterable[str]:
         named = () if self._address is None else (self._address[0],)
@@ -182,16 +188,18 @@ class _Daemon:
         if fresh_token is None:
             _log.info("the page is at %s (log in with the token in %s)", base, StateDir(deck.state_dir).token)
             return base
-        link = f"{base}login?token={fresh_token}"
-        if _is_journal(self._out):
+        link = login_link(base, fresh_token)
+        if self._out.isatty():
+            print(f"The page, shown once with its token: {link}", file=self._out, flush=True)
+        else:
             # Whatever is printed there is kept and may be read by others; a token is not for keeping in a log.
             _log.info("the page is at %s; the token for the login is in %s", base, StateDir(deck.state_dir).token)
-        else:
-            print(f"The page, shown once with its token: {link}", file=self._out, flush=True)
         return link
 
     def _base_url(self) -> str:
         assert self._address is not None  # noqa: S101 - asked only when TCP is served
+        if self._options.public_url is not None:
+            return f"{self._options.public_url.rstrip('/')}/"
         host, port = self._address
         wildcard = host in {"0.0.0.0", "::"}  # noqa: S104 - nobody can call us by that; this machine's own name will do
         shown = "localhost" if wildcard else f"[{host}]" if ":" in host else host
@@ -241,6 +249,11 @@ class _Daemon:
 
     def _say(self, text: str) -> None:
         _log.info("%s", text)
+
+
+def login_link(base: str, token: str) -> str:
+    """The link that logs a browser in. Behind the ``#`` the token stays in the browser: no proxy and no log sees it."""
+    return f"{base}login#token={token}"
 
 
 def summary(applied: Applied) -> list[str]:
@@ -311,6 +324,9 @@ def _tls(options: DaemonOptions) -> ssl.SSLContext | None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(options.tls_cert, options.tls_key)
+        if options.tls_client_ca is not None:
+            context.load_verify_locations(options.tls_client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ssl.SSLError) as error:
         raise ListenRefused(f"the TLS certificate or key cannot be used: {error}") from error
     return context
@@ -334,7 +350,7 @@ def _log_event(event: Event) -> None:
     )
 
 
-def _configure_logging(log_format: str, log_file: Path | None) -> None:
+def _configure_logging(log_format: str, log_file: Path | None, access_log: str | None) -> None:
     handler: logging.Handler
     handler = logging.StreamHandler(sys.stderr) if log_file is None else _OwnLog(log_file)
     colour = log_file is None and sys.stderr.isatty()
@@ -344,6 +360,11 @@ def _configure_logging(log_format: str, log_file: Path | None) -> None:
     root.setLevel(logging.WARNING)
     logging.getLogger("everdeck").setLevel(logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    requests = logging.getLogger("everdeck.access")
+    requests.propagate = False
+    requests.setLevel(logging.CRITICAL if access_log is None else logging.INFO)
+    if access_log is not None:
+        requests.handlers[:] = [logging.StreamHandler(sys.stderr) if access_log == "-" else _OwnLog(Path(access_log))]
 
 
 class _OwnLog(RotatingFileHandler):
@@ -388,16 +409,6 @@ class _JsonLines(logging.Formatter):
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
-
-
-def _is_journal(out: TextIO) -> bool:
-    """Whether this stream is systemd's journal: it tells device and inode of the socket it gave us."""
-    told = os.environ.get("JOURNAL_STREAM", "")
-    try:
-        facts = os.fstat(out.fileno())
-    except (OSError, ValueError):
-        return False
-    return told == f"{facts.st_dev}:{facts.st_ino}"
 
 
 def _monotonic_usec() -> int:

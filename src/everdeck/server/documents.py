@@ -192,12 +192,6 @@ class Applied(msgspec.Struct, frozen=True):
     dry_run: bool
 
 
-class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The deck's token."""
-
-    token: Annotated[str, Meta(max_length=512)]
-
-
 class HealthAnswer(msgspec.Struct, frozen=True):
     """Two facts: the daemon is up, and the workers are supervised."""
 

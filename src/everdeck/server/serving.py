@@ -4,14 +4,21 @@
 kernel has something to say, so only uvicorn's protocol class is used, on listeners of the deck's own event loop:
 a Unix socket and, if wanted, TCP. The ``Date`` header is added when an answer is sent.
 
-This file also owns what a connection may cost: a peer on the Unix socket is asked for by SO_PEERCRED (unix(7)), a
-peer that opens a connection and says nothing is let go after a while, and one that stops reading a stream is cut off
-instead of being waited for (its transport is aborted: a close would first wait for the unread bytes to leave).
+This file also owns what a connection may cost:
+
+- a peer on the Unix socket is asked for by SO_PEERCRED and SO_PEERGROUPS (unix(7)) and turned away before a word;
+- a request's head and its body have a deadline each, from their first byte on, so that bytes that trickle in do not
+  count as life; a peer that stops reading an answer is cut off instead of being waited for (its transport is aborted: a
+  close would first wait for the unread bytes to leave);
+- connections share what is left of the descriptors when the workers have theirs. Beyond that, and beyond a number per
+  address, the one that has been silent longest makes room for the new one: whoever opens a thousand connections and
+  says nothing takes places only from itself.
 """
 
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import ssl
 import stat
@@ -21,33 +28,50 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from everdeck.access import Grant, LocalPeople
 from everdeck.errors import DeckError
 from everdeck.statedir import SOCKET
+from everdeck.verbs import Caller
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-FIRST_REQUEST_SECONDS: Final = 30.0
-STALLED_READER_SECONDS: Final = 30.0
 SOCKET_NAME: Final = SOCKET
+HEAD_SECONDS: Final = 20.0
+BODY_SECONDS: Final = 30.0
+STALLED_READER_SECONDS: Final = 30.0
 KEEP_ALIVE_SECONDS: Final = 15
-MOST_TCP_CONNECTIONS: Final = 4096
+MOST_CONNECTIONS: Final = 4096
+FEWEST_CONNECTIONS: Final = 16
+MOST_SILENT_PER_PEER: Final = 128
+SPEAK_SECONDS: Final = 2.0
+RESERVED_DESCRIPTORS: Final = 256
+ACCEPTED_PER_TURN: Final = 64
+BACKLOG: Final = 1024
+_COUNT_SECONDS: Final = 1.0
 _UCRED: Final = struct.Struct("3i")
+_SO_PEERGROUPS: Final = 59  # asm-generic/socket.h, since Linux 4.13; Python has no name for it
 
 
 class Connection:
-    """What a request may know about the connection it came by: ``scope["state"]["connection"]``."""
+    """What a request may know about the connection it came by: ``scope["state"]["connection"]``.
 
-    __slots__ = ("transport", "trusted")
+    ``grant`` and ``caller`` are those of an account of this machine; over TCP both are found out per request.
+    """
 
-    def __init__(self, *, trusted: bool) -> None:
-        self.trusted = trusted
+    __slots__ = ("caller", "grant", "local", "transport")
+
+    def __init__(self, *, local: bool) -> None:
+        self.local = local
+        self.grant: Grant | None = None
+        self.caller: Caller | None = None
         self.transport: asyncio.Transport | None = None
 
     def abort(self) -> None:
@@ -59,8 +83,10 @@ class Connection:
 class HttpFront:
     """All listeners of one deck, and the connections that came in by them."""
 
-    def __init__(self, app: AsgiApp) -> None:
+    def __init__(self, app: AsgiApp, people: LocalPeople | None = None) -> None:
         self._app = app
+        self._people = people or LocalPeople()
+        self._places = _Places()
         self._state = ServerState()
         self._state.default_headers = []
         self._servers: dict[str, asyncio.Server] = {}
@@ -74,23 +100,26 @@ class HttpFront:
         self._bound[state_dir / SOCKET_NAME] = (facts.st_dev, facts.st_ino)
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(
-            lambda: self._protocol(config, trusted=True), sock=_own(listener), backlog=1024
+            lambda: self._protocol(config, local=True), sock=_own(listener), backlog=ACCEPTED_PER_TURN
         )
+        # asyncio takes one number for both: the kernel's queue, and how many it accepts before it looks at them.
+        listener.listen(BACKLOG)
         self._servers["unix"] = server
 
     async def listen_tcp(
         self, host: str, port: int, tls: ssl.SSLContext | None = None, carried_fd: int | None = None
     ) -> tuple[str, int]:
         """Serve the page and the API on TCP; returns the address that was bound."""
-        config = self._config(limit_concurrency=MOST_TCP_CONNECTIONS)
+        config = self._config()
         loop = asyncio.get_running_loop()
         try:
             listener = _tcp_listener(host, port) if carried_fd is None else socket.socket(fileno=carried_fd)
         except OSError as error:
             raise DeckError(f"cannot listen on {host}:{port}: {error.strerror}") from error
         server = await loop.create_server(
-            lambda: self._protocol(config, trusted=False), sock=_own(listener), ssl=tls, backlog=1024
+            lambda: self._protocol(config, local=False), sock=_own(listener), ssl=tls, backlog=ACCEPTED_PER_TURN
         )
+        listener.listen(BACKLOG)
         self._servers["tcp"] = server
         bound = listener.getsockname()
         return bound[0], bound[1]
@@ -135,7 +164,7 @@ class HttpFront:
         """How many peers are connected now."""
         return len(self._state.connections)
 
-    def _config(self, limit_concurrency: int | None = None) -> Config:
+    def _config(self) -> Config:
         config = Config(
             _dated(self._app),
             log_config=None,
@@ -147,52 +176,158 @@ class HttpFront:
             proxy_headers=False,
             server_header=False,
             date_header=False,
-            limit_concurrency=limit_concurrency,
         )
         config.load()
         return config
 
-    def _protocol(self, config: Config, *, trusted: bool) -> "_Protocol":
-        return _Protocol(config, self._state, {"connection": Connection(trusted=trusted)})
+    def _protocol(self, config: Config, *, local: bool) -> "_Protocol":
+        connection = Connection(local=local)
+        return _Protocol(config, self._state, {"connection": connection}, self._places, self._people)
+
+
+class _Places:
+    """How many connections there may be, and who makes room for a new one."""
+
+    def __init__(self) -> None:
+        # Whose, and since when, in the order in which they fell silent; without those that have a request under way.
+        self._silent: dict[_Protocol, tuple[str, float]] = {}
+        self._silent_of: dict[str, int] = {}
+        self._all = 0
+        self._most = FEWEST_CONNECTIONS
+        self._counted_at = float("-inf")
+
+    def arrived(self, protocol: "_Protocol", peer: str, now: float) -> bool:
+        """A new connection; False if there is no room for it because everybody else has a request under way."""
+        self._all += 1
+        self.silent(protocol, peer, now)
+        leaving: _Protocol | None = None
+        if self._all > self._room(now):
+            leaving = next(iter(self._silent))
+        elif self._silent_of[peer] > MOST_SILENT_PER_PEER:
+            oldest, since = next((one, since) for one, (whose, since) in self._silent.items() if whose == peer)
+            # A crowd that has just come may be about to speak.
+            leaving = oldest if now - since > SPEAK_SECONDS else None
+        if leaving is not None:
+            self.busy(leaving)
+            leaving.cut()
+        return leaving is not protocol
+
+    def left(self, protocol: "_Protocol") -> None:
+        """The connection is gone."""
+        self._all -= 1
+        self.busy(protocol)
+
+    def silent(self, protocol: "_Protocol", peer: str, now: float) -> None:
+        """It has no whole request under way."""
+        if protocol not in self._silent:
+            self._silent[protocol] = (peer, now)
+            self._silent_of[peer] = self._silent_of.get(peer, 0) + 1
+
+    def busy(self, protocol: "_Protocol") -> None:
+        """It has one, or is going."""
+        peer, _ = self._silent.pop(protocol, (None, 0.0))
+        if peer is not None:
+            self._silent_of[peer] -= 1
+            if not self._silent_of[peer]:
+                del self._silent_of[peer]
+
+    def _room(self, now: float) -> int:
+        """What the limit on descriptors leaves when the workers have theirs, half as many again, and a reserve."""
+        if now - self._counted_at > _COUNT_SECONDS:
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            elsewhere = max(0, len(os.listdir("/proc/self/fd")) - self._all)  # noqa: PTH208 - names are all we want
+            left = limit - elsewhere - elsewhere // 2 - RESERVED_DESCRIPTORS
+            self._most = max(FEWEST_CONNECTIONS, min(MOST_CONNECTIONS, left))
+            self._counted_at = now
+        return self._most
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's protocol with a look at the peer and a deadline for the first request."""
+    """uvicorn's protocol with a look at the peer, deadlines for what it sends, and a place of its own."""
 
-    _first_request: asyncio.TimerHandle | None = None
+    def __init__(
+        self, config: Config, state: ServerState, app_state: dict[str, Any], places: _Places, people: LocalPeople
+    ) -> None:
+        super().__init__(config, state, app_state)
+        self._places = places
+        self._people = people
+        self._peer = ""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._waits_for: type[Any] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
         connection: Connection = self.app_state["connection"]
         connection.transport = transport
-        if connection.trusted and not _peer_is_ours(transport):
-            self.transport = transport
-            transport.abort()
-            return
+        if connection.local:
+            pid, uid, gids = _peer_of(transport)
+            connection.grant = self._people.grant_of(uid, gids, os.geteuid())
+            connection.caller = Caller(uid=uid, pid=pid)
+            if connection.grant is None:
+                self.transport = transport
+                transport.abort()
+                return
+            self._peer = f"uid {uid}"
+        else:
+            self._peer = str((transport.get_extra_info("peername") or ("",))[0])
         super().connection_made(transport)
-        self._first_request = self.loop.call_later(FIRST_REQUEST_SECONDS, transport.abort)
+        if self._places.arrived(self, self._peer, self.loop.time()):
+            self._watch()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.cycle is not None:
-            self._cancel_deadline()
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_deadline()
+        self._forget_deadline()
         if self.flow is not None:
+            self._places.left(self)
             super().connection_lost(exc)
 
-    def _cancel_deadline(self) -> None:
-        if self._first_request is not None:
-            self._first_request.cancel()
-            self._first_request = None
+    def cut(self) -> None:
+        """Make room."""
+        self.transport.abort()
+
+    def _watch(self) -> None:
+        """Arm the deadline of what the peer has to send next; a byte more of the same does not move it."""
+        theirs = self.conn.their_state
+        awaited = theirs if theirs in {h11.IDLE, h11.SEND_BODY} else None
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering and (awaited is None or self.cycle.response_started):
+            self._places.busy(self)
+            awaited = None
+        else:
+            self._places.silent(self, self._peer, self.loop.time())
+        # Between two requests uvicorn's own timer for idle connections runs, until a byte of the next one comes.
+        if awaited is h11.IDLE and self.cycle is not None and not self.conn.trailing_data[0]:
+            awaited = None
+        if awaited is not self._waits_for:
+            self._forget_deadline()
+            self._waits_for = awaited
+            if awaited is not None:
+                seconds = HEAD_SECONDS if awaited is h11.IDLE else BODY_SECONDS
+                self._deadline = self.loop.call_later(seconds, self.cut)
+
+    def _forget_deadline(self) -> None:
+        self._waits_for = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
-def _peer_is_ours(transport: asyncio.Transport) -> bool:
-    """Whether the peer runs as us or as root; the file's mode says the same, and this does not depend on it."""
+def _peer_of(transport: asyncio.Transport) -> tuple[int, int, frozenset[int]]:
+    """Pid, uid and groups of the process at the other end, as they were when it connected."""
     peer = transport.get_extra_info("socket")
-    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    _, uid, _ = _UCRED.unpack(raw)
-    return uid in {0, os.geteuid()}
+    pid, uid, gid = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    groups = {gid}
+    with contextlib.suppress(OSError):
+        raw = peer.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * 1024)
+        groups.update(value for (value,) in struct.iter_unpack("I", raw))
+    return pid, uid, frozenset(groups)
 
 
 def _unix_listener(state_dir: Path) -> socket.socket:
@@ -213,7 +348,7 @@ def _unix_listener(state_dir: Path) -> socket.socket:
             listener.bind(f"/proc/self/fd/{directory}/{fresh}")
         finally:
             os.umask(before)
-        listener.listen(1024)
+        listener.listen(BACKLOG)
         with contextlib.suppress(FileNotFoundError):
             there = os.stat(SOCKET_NAME, dir_fd=directory, follow_symlinks=False)
             if stat.S_ISDIR(there.st_mode):
@@ -233,7 +368,7 @@ def _tcp_listener(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(1024)
+        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

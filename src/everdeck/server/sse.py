@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -61,19 +61,29 @@ class EventFan:
         self._wake()
 
     async def stream(
-        self, after: int | None, worker: str | None, kinds: frozenset[EventKind] | None
+        self,
+        after: int | None,
+        worker: str | None,
+        kinds: frozenset[EventKind] | None,
+        holds: Callable[[], bool],
+        tells_of: Callable[[str | None], Awaitable[bool]] | None = None,
     ) -> AsyncIterator[bytes]:
-        """Events after that id (None: from now on), encoded, forever."""
+        """Events after that id (None: from now on), encoded, for as long as the reader's pass holds.
+
+        ``tells_of`` says which workers this reader may hear of; None: of all.
+        """
         yield _PING
         cursor = await self._deck.last_event_id() if after is None else after
-        while not self._closed:
+        while not self._closed and holds():
             news = self._next_news()  # before the look, so that what comes during it is not slept through
             batch = await self._after(cursor)
             if batch:
                 cursor = batch[-1].id
-                wanted = b"".join(kept.wire for kept in batch if _matches(kept, worker, kinds))
+                wanted = [kept for kept in batch if _matches(kept, worker, kinds)]
+                if tells_of is not None:
+                    wanted = [kept for kept in wanted if await tells_of(kept.worker)]
                 if wanted:
-                    yield wanted
+                    yield b"".join(kept.wire for kept in wanted)
                 continue
             done, _ = await asyncio.wait((news,), timeout=PING_SECONDS)
             if not done:
@@ -137,14 +147,16 @@ class LogStreams:
         if self._open >= MOST_LOG_STREAMS:
             raise ResourceExhausted(f"{MOST_LOG_STREAMS} logs are being followed over HTTP; close one first")
 
-    async def stream(self, name: str, log_dir: Path, lines: int, grep: str | None) -> AsyncIterator[bytes]:
-        """The last lines and then every new one, in bundles."""
+    async def stream(
+        self, name: str, log_dir: Path, lines: int, grep: str | None, holds: Callable[[], bool]
+    ) -> AsyncIterator[bytes]:
+        """The last lines and then every new one, in bundles, for as long as the reader's pass holds."""
         self._open += 1
         try:
             with Follower(grep=grep, colour=True) as follower, _readable(follower) as readable:
                 follower.add(name, log_dir, lines=lines)
                 yield _PING
-                while not self._closing.is_set():
+                while not self._closing.is_set() and holds():
                     ready = follower.ready(limit=BATCH)
                     if ready:
                         yield _lines([line.text for line in ready])

@@ -3,7 +3,7 @@
 Owns the routes ``/`` and ``/static/…`` and the security headers on them. Promises:
 
 - nothing here holds data of a deck, so both need no login: the page asks the API, and shows its login form when the
-  API says 401;
+  API says 401; ``/login#token=…`` is the same page, which takes the token from its address;
 - nothing is built: a file that is changed is served changed. The address of every file carries a digest of all of
   them, so a browser keeps what it has for as long as it is true, and an upgraded daemon never meets old modules;
 - the browser loads nothing from another host and runs no inline script or style: the Content-Security-Policy forbids
@@ -45,7 +45,7 @@ CONTENT_SECURITY_POLICY: Final = "; ".join(_RULES)
 _HEADERS: Final = {
     "content-security-policy": CONTENT_SECURITY_POLICY,
     "x-content-type-options": "nosniff",
-    # The login link carries the token in its address; it must not travel on in a Referer.
+    # Nobody outside needs to know which worker somebody looked at.
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -66,7 +66,7 @@ def create_dashboard_routes() -> list[HTTPRouteHandler]:
     return [_page, _static_file]
 
 
-@get("/", include_in_schema=False, sync_to_thread=False)
+@get(["/", "/login"], include_in_schema=False, sync_to_thread=False)
 def _page(request: Request[object, object, AppState]) -> Response[bytes]:
     body = _shell(_digest()).encode()
     etag = f'"{blake2b(body, digest_size=12).hexdigest()}"'

@@ -1,6 +1,6 @@
 // The shell: top bar, the view the address asks for, and what lies over it (questions, notices, help).
 import { html, render, useEffect } from './core/html.js';
-import { session } from './core/api.js';
+import { may, me, session } from './core/api.js';
 import { useCell } from './core/cell.js';
 import { about, open } from './core/deck.js';
 import { useKeys } from './core/keys.js';
@@ -20,11 +20,12 @@ import { WorkerView } from './views/worker.js';
 function App() {
   const here = useCell(route);
   const known = useCell(session);
+  useCell(me); // what is shown depends on the role
   useEffect(() => { scrollTo(0, 0); }, [here.path]);
   useKeys('Everywhere', {
     d: ['Deck', () => go('/')],
     v: ['Events', () => go('/events')],
-    c: ['Add a worker', () => go('/add')],
+    ...(may('admin') ? { c: ['Add a worker', () => go('/add')] } : {}),
     '?': ['This help', showHelp],
   });
   if (known === 'out') return html`<${LoginView} />`;
@@ -58,7 +59,7 @@ function TopBar({ here }) {
         <span class="brand-name">Everdeck</span>
       </a>
       ${deck?.state_dir && html`<span class="brand-deck" title=${deck.state_dir}>${deck.state_dir.split('/').slice(-2).join('/')}</span>`}
-      <nav aria-label="Views">${PLACES.map(([key, path, title]) => html`<a key=${key} href=${link(path)} aria-current=${place === key ? 'page' : undefined}>${key === 'add' && html`<${Icon} name="plus" size=${14} />`}<span class=${key === 'add' ? 'nav-add' : undefined}>${title}</span></a>`)}</nav>
+      <nav aria-label="Views">${PLACES.filter(([key]) => key !== 'add' || may('admin')).map(([key, path, title]) => html`<a key=${key} href=${link(path)} aria-current=${place === key ? 'page' : undefined}>${key === 'add' && html`<${Icon} name="plus" size=${14} />`}<span class=${key === 'add' ? 'nav-add' : undefined}>${title}</span></a>`)}</nav>
       <div class="top-end"><${ConnectionPill} /><${ThemeSwitch} /><button class="icon-button help-button" aria-label="Help and log out" title="Help (?)" onClick=${showHelp}>?</button></div>
     </header>`;
 }

@@ -1,27 +1,30 @@
-// A server-sent stream that comes back by itself. The browser's own reconnection is not used: it does not
-// tell why a stream ended, cannot be seen waiting, and never notices a peer that fell silent.
+// A server-sent stream that comes back by itself. The browser's EventSource is not used: it can send no header with
+// our session, does not tell why a stream ended, and never notices a peer that fell silent.
 //
 // Stands on: the daemon sends a `ping` at least every ten seconds; thirty silent seconds mean a dead connection.
+import { open } from './api.js';
+
 const SILENCE_MS = 30_000;
 const RETRY_MS = [250, 500, 1000, 2000, 3000, 5000];
 
 /**
  * Open a stream and keep it open until `close()`.
  * `address()` is asked at every attempt, so it can name the point to resume from.
- * `names` are the SSE event names to hear besides the unnamed ones.
+ * `names` are the SSE event names to hear besides the unnamed ones; `onMessage({type, data})` gets each.
  * `onState({phase, retryAt})` hears 'connecting', 'live' and 'lost'.
  */
 export function keepStream({ address, names = [], onMessage, onState }) {
-  let source = null;
+  let request = null;
   let retryTimer = 0;
   let silenceTimer = 0;
   let failures = 0;
   let closed = false;
+  const wanted = new Set(['message', ...names]);
 
   const drop = () => {
     clearTimeout(silenceTimer);
-    source?.close();
-    source = null;
+    request?.abort();
+    request = null;
   };
 
   const lose = () => {
@@ -44,19 +47,23 @@ export function keepStream({ address, names = [], onMessage, onState }) {
     clearTimeout(retryTimer);
     drop();
     onState({ phase: 'connecting', retryAt: null });
-    source = new EventSource(address(), { withCredentials: true });
-    const receive = (message) => {
+    const mine = new AbortController();
+    request = mine;
+    read(mine).catch(() => {}).finally(() => {
+      if (request === mine) lose();
+    });
+  };
+
+  const read = async (mine) => {
+    const body = await open(address(), 'text/event-stream', mine.signal);
+    failures = 0;
+    heard();
+    onState({ phase: 'live', retryAt: null });
+    for await (const message of messages(body)) {
+      if (request !== mine) return;
       heard();
-      if (message.type !== 'ping') onMessage(message);
-    };
-    source.onopen = () => {
-      failures = 0;
-      heard();
-      onState({ phase: 'live', retryAt: null });
-    };
-    source.onmessage = receive;
-    for (const name of [...names, 'ping']) source.addEventListener(name, receive);
-    source.onerror = lose;
+      if (wanted.has(message.type)) onMessage(message);
+    }
   };
 
   connect();
@@ -68,4 +75,24 @@ export function keepStream({ address, names = [], onMessage, onState }) {
       drop();
     },
   };
+}
+
+/** The events of a text/event-stream body (HTML standard, "Server-sent events"), as far as the daemon uses it. */
+async function* messages(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let pending = '';
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (pending + value).split('\n\n');
+    pending = blocks.pop();
+    for (const block of blocks) {
+      const message = { type: 'message', data: '' };
+      for (const line of block.split('\n')) {
+        if (line.startsWith('data: ')) message.data += line.slice(6);
+        else if (line.startsWith('event: ')) message.type = line.slice(7);
+      }
+      if (message.data) yield message;
+    }
+  }
 }

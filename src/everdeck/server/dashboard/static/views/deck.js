@@ -1,6 +1,7 @@
 // Every worker: the headline, the tide gauge, search, grouping, and the table.
 import { html, useEffect, useMemo, useRef } from '../core/html.js';
 import { useCell } from '../core/cell.js';
+import { may } from '../core/api.js';
 import { about, loaded, readAll, workers } from '../core/deck.js';
 import { ATTENTION, countStates } from '../core/fold.js';
 import { plural, whole } from '../core/format.js';
@@ -92,7 +93,7 @@ function EmptyDeck() {
       <h1>No workers yet</h1>
       <p>One process per user, kept running, never run twice. Add the first one here, or from a shell:</p>
       <${Copyable} text=${`everdeck${deck?.state_dir ? ` --state ${quoted(deck.state_dir)}` : ''} start alice -- python3 bot.py`} />
-      <a class="button is-primary" href=${link('/add')}><${Icon} name="plus" size=${14} />Add a worker</a>
+      ${may('admin') && html`<a class="button is-primary" href=${link('/add')}><${Icon} name="plus" size=${14} />Add a worker</a>`}
     </div>`;
 }
 

@@ -1,4 +1,4 @@
-// Shown when the daemon says 401. A token link (/login?token=…) never gets here.
+// Shown when the daemon says 401. A login link (/login#token=…) never gets here.
 import { html, useEffect, useRef, useState } from '../core/html.js';
 import { api } from '../core/api.js';
 import { Moon } from './deck.js';

@@ -15,7 +15,7 @@ import { ProcessTree } from '../widgets/process-tree.js';
 import { Restarts } from '../widgets/restarts.js';
 import { EnvKeys, SpecFacts } from '../widgets/spec-facts.js';
 import { Timeline } from '../widgets/timeline.js';
-import { act, VERBS } from '../widgets/verbs.js';
+import { act, allowed, VERBS } from '../widgets/verbs.js';
 import { Countdown, Uptime } from '../widgets/when.js';
 import { Moon } from './deck.js';
 
@@ -63,7 +63,7 @@ export function WorkerView({ name }) {
               ${status.status_text && html` · <q class="status-text">${status.status_text}</q>`}</p></div>
         </div>
         <div class="worker-acts" role="toolbar" aria-label="Actions">
-          ${Object.entries(VERBS).map(([verb, { label, fits }]) => html`
+          ${Object.entries(VERBS).filter(([verb]) => allowed(verb)).map(([verb, { label, fits }]) => html`
             <button key=${verb} class=${verb === 'remove' ? 'button is-danger-quiet' : 'button'} data-verb=${verb} disabled=${!fits(status)} onClick=${() => run(verb)}><${Icon} name=${verb} size=${14} /><span>${label}</span></button>`)}
         </div>
       </header>

@@ -2,14 +2,14 @@
 import { html } from '../core/html.js';
 import { plural, whole } from '../core/format.js';
 import { Icon } from './icons.js';
-import { act, VERBS } from './verbs.js';
+import { act, allowed, VERBS } from './verbs.js';
 
 export function BulkBar({ names, hidden, onClear }) {
   if (!names.length) return null;
   return html`
     <div class="bulk-bar" role="toolbar" aria-label="Selected workers">
       <span class="bulk-count">${plural(names.length, 'worker')} selected${hidden > 0 && html`<span class="quiet">, ${whole(hidden)} not shown</span>`}</span>
-      ${Object.entries(VERBS).map(([verb, { label }]) => html`
+      ${Object.entries(VERBS).filter(([verb]) => allowed(verb)).map(([verb, { label }]) => html`
         <button key=${verb} class=${verb === 'remove' ? 'button is-small is-danger-quiet' : 'button is-small'} data-verb=${verb} onClick=${() => act(verb, names)}><${Icon} name=${verb} size=${14} /><span>${label}</span></button>`)}
       <button class="icon-button" aria-label="Clear selection" onClick=${onClear}><${Icon} name="close" /></button>
     </div>`;

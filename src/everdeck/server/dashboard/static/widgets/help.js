@@ -1,7 +1,7 @@
 // The keyboard, shown by "?": exactly the keys that are heard right now. Under it: which deck this is, and the way out.
 import { html, useEffect, useRef } from '../core/html.js';
 import { cell, useCell } from '../core/cell.js';
-import { api, session } from '../core/api.js';
+import { api, me } from '../core/api.js';
 import { about } from '../core/deck.js';
 import { knownKeys } from '../core/keys.js';
 import { Icon } from './icons.js';
@@ -15,6 +15,7 @@ const NAMES = { ' ': 'Space', ArrowDown: '↓', ArrowUp: '↑', Escape: 'Esc' };
 export function Help() {
   const open = useCell(shown);
   const deck = useCell(about);
+  const who = useCell(me);
   const dialog = useRef(null);
   useEffect(() => {
     if (open && dialog.current && !dialog.current.open) dialog.current.showModal();
@@ -37,7 +38,8 @@ export function Help() {
           </dl></section>`)}
         </div>
         <p class="help-foot quiet">${deck && html`<span>Everdeck ${deck.version}, ${deck.state_dir}, owned by pid ${deck.owner_pid}</span>`}
-          <button class="link-button" onClick=${() => { close(); api.logout().finally(() => session.set('out')); }}>Log out</button></p>
+          ${who && html`<span>You are “${who.name}”, role ${who.role}${Object.keys(who.labels).length ? `, for workers with ${Object.entries(who.labels).map(([k, v]) => `${k}=${v}`).join(', ')}` : ''}</span>`}
+          <button class="link-button" onClick=${() => { close(); api.logout().catch(() => {}); }}>Log out</button></p>
       </div>
     </dialog>`;
 }

@@ -67,6 +67,11 @@ export function Log({ name }) {
     return () => clearTimeout(timer);
   }, [query]);
 
+  // The browser opens the link itself, without our header; so it gets a ticket at the moment of the click.
+  const download = async (e) => {
+    e.preventDefault();
+    location.assign(await api.downloadAddress(name));
+  };
   const searchAll = async () => {
     setWholeLog('asking');
     try {
@@ -101,14 +106,14 @@ export function Log({ name }) {
             <button class="toggle" onClick=${searchAll}>whole log</button>`}
           <button class="toggle" aria-pressed=${following ? 'true' : 'false'} onClick=${() => book.current?.follow(!following)}><${Icon} name=${following ? 'pause' : 'follow'} size=${14} />${following ? 'Pause' : 'Follow'}</button>
           <button class="icon-button" aria-pressed=${wrap ? 'true' : 'false'} aria-label="Wrap long lines" title="Wrap long lines" onClick=${() => setWrap(!wrap)}><${Icon} name="wrap" /></button>
-          <a class="icon-button" href=${address.logDownload(name)} download aria-label="Download the log" title="Download the log"><${Icon} name="download" /></a>
+          <a class="icon-button" href=${address.logDownload(name)} onClick=${download} download aria-label="Download the log" title="Download the log"><${Icon} name="download" /></a>
         </div>
       </header>
       ${whole_log && html`<${WholeLog} found=${whole_log} onClose=${() => setWholeLog(null)} />`}
       <div class=${classes('log-paper', wrap && 'is-wrapped', only && query && 'is-only')} ref=${paper} tabindex="0" role="log" aria-live="off" aria-label="Log of ${name}"></div>
       <footer class="log-foot quiet">
         ${count.shown === 0 && phase === 'live' ? 'Nothing has been printed yet.' : `${whole(count.shown)} lines shown`}
-        ${count.dropped > 0 && html` · ${whole(count.dropped)} older ones are in the <a href=${address.logDownload(name)} download>download</a>`}
+        ${count.dropped > 0 && html` · ${whole(count.dropped)} older ones are in the <a href=${address.logDownload(name)} onClick=${download} download>download</a>`}
       </footer>
     </section>`;
 }

@@ -1,5 +1,5 @@
 // What a person can do to workers: which verb fits which state, what it asks first, and what it says afterwards.
-import { api } from '../core/api.js';
+import { api, may, roleFor } from '../core/api.js';
 import { forget, learn, workers } from '../core/deck.js';
 import { isAlive } from '../core/fold.js';
 import { plural } from '../core/format.js';
@@ -14,10 +14,17 @@ export const VERBS = {
   remove: { label: 'Remove', doing: 'Removing', done: 'removed', fits: () => true },
 };
 
+/** Whether our role includes a verb. What it does not is not shown; the daemon would refuse it. */
+export const allowed = (verb) => may(roleFor(verb));
+
 /** Do a verb to workers, by name; asks first where it hurts. Returns whether it was done to all of them. */
 export async function act(verb, names) {
   const chosen = names.filter((name) => workers.value.has(name));
   if (!chosen.length) return false;
+  if (!allowed(verb)) {
+    say(`${VERBS[verb].label} needs the role ${roleFor(verb)}`, { tone: 'bad' });
+    return false;
+  }
   const question = questionFor(verb, chosen);
   if (question && !(await ask(question))) return false;
   return chosen.length === 1 ? actOnOne(verb, chosen[0]) : actOnMany(verb, chosen);

@@ -6,7 +6,7 @@ import { plain } from './ansi.js';
 import { Icon } from './icons.js';
 import { Phase } from './phase.js';
 import { Sparkline } from './sparkline.js';
-import { VERBS } from './verbs.js';
+import { allowed, VERBS } from './verbs.js';
 import { Countdown, Uptime } from './when.js';
 
 /** The last line as the row shows it: what the worker said, or quietly the daemon's own note between two runs. */
@@ -53,9 +53,9 @@ export class WorkerRow extends Component {
         <div role="gridcell" class="c-exit num tone-${end.tone}">${end.text}</div>
         <div role="gridcell" class="c-line" title=${line ? plain(line) : undefined}>${status.status_text ? html`<span class="status-text">${status.status_text}</span>` : lastLine(line)}</div>
         <div role="gridcell" class="c-acts">
-          <button class="icon-button" tabindex=${tab} aria-label="${VERBS[verb].label} ${status.name}" title=${VERBS[verb].label} onClick=${() => onAct(verb, status.name)}><${Icon} name=${verb} /></button>
-          <button class="icon-button" tabindex=${tab} aria-label="Restart ${status.name}" title="Restart" disabled=${!VERBS.restart.fits(status)} onClick=${() => onAct('restart', status.name)}><${Icon} name="restart" /></button>
-          <button class="icon-button" tabindex=${tab} aria-label="Remove ${status.name}" title="Remove" onClick=${() => onAct('remove', status.name)}><${Icon} name="remove" /></button>
+          ${allowed(verb) && html`<button class="icon-button" tabindex=${tab} aria-label="${VERBS[verb].label} ${status.name}" title=${VERBS[verb].label} onClick=${() => onAct(verb, status.name)}><${Icon} name=${verb} /></button>`}
+          ${allowed('restart') && html`<button class="icon-button" tabindex=${tab} aria-label="Restart ${status.name}" title="Restart" disabled=${!VERBS.restart.fits(status)} onClick=${() => onAct('restart', status.name)}><${Icon} name="restart" /></button>`}
+          ${allowed('remove') && html`<button class="icon-button" tabindex=${tab} aria-label="Remove ${status.name}" title="Remove" onClick=${() => onAct('remove', status.name)}><${Icon} name="remove" /></button>`}
         </div>
       </div>`;
   }
