@@ -4,14 +4,15 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_type_hints
 
 import msgspec
 import pytest
 
-from everdeck import config, specforms
+from everdeck import config, details, specforms
 from everdeck.cli import start
 from everdeck.errors import SpecError
-from everdeck.model import Health, Limits, Log, Restart, State, Stop, WorkerSpec
+from everdeck.model import EventKind, Health, Limits, Log, Restart, State, Stop, WorkerSpec
 from everdeck.server import documents
 from everdeck.statedir import StateDir
 
@@ -125,3 +126,21 @@ def properties(kind: type[msgspec.Struct]) -> dict[str, dict[str, object]]:
     """The properties in the JSON Schema of a struct."""
     found: dict[str, dict[str, object]] = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]
     return found
+
+
+# --- the detail of an event -------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_event_has_its_detail_typed() -> None:
+    """But the one whose detail is a worker's own word."""
+    assert set(details.DETAILS) == set(EventKind) - {EventKind.FEED}
+
+
+@pytest.mark.parametrize("kind", details.DETAILS, ids=str)
+def test_the_reference_shows_each_key_of_a_detail(kind: EventKind) -> None:
+    """In the row of its kind; ``crashed`` refers to ``exited``, and ``by`` is said once for all."""
+    page = (ROOT / "docs" / "reference" / "events-and-states.md").read_text()
+    rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `") and row.count("|") == 4}
+    shown = rows[kind] + (rows["exited"] if kind is EventKind.CRASHED else "") + rows["crashed"] * (kind == "exited")
+
+    assert not [key for key in get_type_hints(details.DETAILS[kind]) if key != "by" and f"`{key}`" not in shown]

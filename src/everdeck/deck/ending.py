@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from everdeck.crashpoints import crash_point
 from everdeck.deck.parts import RETRY_SECONDS, Parts
 from everdeck.deck.worker import Worker
+from everdeck.details import ExitTold, Survivor
 from everdeck.errors import StopFailed
 from everdeck.kernel import exits
 from everdeck.kernel import identity as ids
@@ -144,7 +145,7 @@ class Ending:
     def append_killed(self, name: str, outcome: Outcome) -> None:
         """Tell who needed SIGKILL, in the transaction that is open now."""
         if outcome.killed:
-            survivors = [{"pid": one.pid, "command": one.command[:200]} for one in outcome.killed]
+            survivors: list[Survivor] = [{"pid": one.pid, "command": one.command[:200]} for one in outcome.killed]
             self._parts.events.append(name, EventKind.KILLED, survivors=survivors)
 
     def let_go(self, worker: Worker) -> None:
@@ -204,7 +205,7 @@ def pid_of(record: Record) -> int | None:
     return record.identity.pid if record.identity is not None else None
 
 
-def exit_detail(ended_as: Exit) -> dict[str, Any]:
+def exit_detail(ended_as: Exit) -> ExitTold:
     """An exit as it stands in events."""
-    detail: dict[str, Any] = msgspec.to_builtins(ended_as)
+    detail: ExitTold = msgspec.to_builtins(ended_as)
     return detail

@@ -9,11 +9,12 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from everdeck.clock import Clock
+from everdeck.details import typed
 from everdeck.errors import RegistryError
 from everdeck.model import Event, EventKind
 from everdeck.registry import Registry, read_only
@@ -32,9 +33,16 @@ class EventStream:
         self._listeners: set[_Listener] = set()
         self._closed = False
 
+    @typed
     def append(self, worker: str | None, kind: EventKind, **detail: Any) -> Event:
         """Note down what happened, in the transaction that is open now; call :meth:`wake` after its commit."""
         return self._registry.append_event(self._clock.wall(), worker, kind, detail)
+
+    def pass_on(self, worker: str | None, kind: EventKind, detail: Mapping[str, Any]) -> Event:
+        """The same for a detail that was made elsewhere, with a kind that is known only now."""
+        append: Any = self.append
+        event: Event = append(worker, kind, **detail)
+        return event
 
     def wake(self) -> None:
         """Something was committed: everybody may look."""

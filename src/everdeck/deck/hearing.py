@@ -177,7 +177,7 @@ class Hearing:
     def _note_event(self, name: str, kind: EventKind, detail: dict[str, Any]) -> None:
         try:
             with self._parts.registry.transaction():
-                self._parts.events.append(name, kind, **detail)
+                self._parts.events.pass_on(name, kind, detail)
         except RegistryError as err:
             _log.warning("an event of %r (%s) could not be recorded: %s", name, kind, err)
             return

@@ -547,7 +547,7 @@ class Owner:
         """Add an event of somebody else's to the stream, for example a feed's."""
         parts = self._parts()
         with parts.registry.transaction():
-            event = parts.events.append(worker, kind, **detail)
+            event = parts.events.pass_on(worker, kind, detail)
         parts.events.wake()
         await parts.durability.answerable()
         return event

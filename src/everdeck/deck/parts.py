@@ -65,7 +65,7 @@ class Parts:
         with self.registry.transaction():
             self.registry.save(record)
             for kind, detail in events:
-                self.events.append(record.name, kind, **detail)
+                self.events.pass_on(record.name, kind, detail)
         worker.record = record
         if events:
             self.events.wake()

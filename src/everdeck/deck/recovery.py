@@ -273,8 +273,7 @@ class Recovery:
             self._ending.record_stopped(worker, outcome)
             return
         self._ending.append_killed(worker.name, outcome)
-        detail = {"pid": pid_of(worker.record), "why": decision.why}
-        self._parts.events.append(worker.name, EventKind.ORPHAN_REAPED, **detail)
+        self._parts.events.append(worker.name, EventKind.ORPHAN_REAPED, pid=pid_of(worker.record), why=decision.why)
         if decision.why == "bound-orphan":
             worker.record = replace(worker.record, phase=State.STOPPED, identity=None, cgroup=None)
         self._parts.registry.save(worker.record)

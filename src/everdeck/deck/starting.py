@@ -221,7 +221,7 @@ class Starting:
                     restarts=record.restarts + (order.kind is EventKind.RESTARTED),
                 )
                 parts.registry.save(record)
-                parts.events.append(record.name, order.kind, pid=order.identity.pid, **order.detail)
+                parts.events.pass_on(record.name, order.kind, {"pid": order.identity.pid, **order.detail})
                 running.append(record)
         for order, record in zip(launched, running, strict=True):
             assert order.launched is not None  # noqa: S101
