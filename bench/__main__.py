@@ -1,7 +1,6 @@
 """``python -m bench``: install, measure what is missing, write the page."""
 
 import argparse
-import shutil
 import signal
 import sys
 
@@ -27,10 +26,7 @@ def main() -> int:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     console = Console(highlight=False)
     # Quick numbers are a smoke test: they neither resume nor replace a full run, and the published page stays.
-    store = Store(WORK / "quick-results" if asked.quick else RESULTS)
-    if asked.fresh:
-        shutil.rmtree(store.directory)
-        store = Store(store.directory)
+    store = Store(WORK / "quick-results" if asked.quick else RESULTS, fresh=asked.fresh)
     if not asked.report and not asked.companions:
         build_programs()
         install_peers(console.print)
@@ -39,7 +35,7 @@ def main() -> int:
         _measure(keys, store, choice, console)
     if asked.companions:
         for companion in COMPANIONS:
-            console.print(f"{companion.script}: {companion.run(store.directory, quick=asked.quick)}", markup=False)
+            console.print(f"{companion.script}: {companion.run(store, quick=asked.quick)}", markup=False)
     page, images = (WORK / "benchmarks.md", WORK / "img") if asked.quick else (PAGE, IMAGES)
     write_page(store, page, images)
     console.print(f"written: {page}")
@@ -67,7 +63,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--largest", type=int, help="leave out sizes above this")
     parser.add_argument("--steady", action="store_true", help="at real-time priority, for a busy machine (needs root)")
     parser.add_argument("--again", action="store_true", help="measure also what is already there")
-    parser.add_argument("--fresh", action="store_true", help="forget every earlier result first")
+    parser.add_argument("--fresh", action="store_true", help="begin a new run instead of going on with the newest")
     parser.add_argument("--companions", action="store_true", help="run the single parts' scripts instead")
     parser.add_argument("--report", action="store_true", help="measure nothing, write the page from the stored results")
     return parser.parse_args()

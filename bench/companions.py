@@ -3,9 +3,9 @@
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from bench.places import REPO
+from bench.store import Store
 
 _MOST_SECONDS = 900
 
@@ -19,7 +19,7 @@ class Companion:
     arguments: tuple[str, ...] = ()
     quick_arguments: tuple[str, ...] = ("--quick",)
 
-    def run(self, results: Path, *, quick: bool) -> str:
+    def run(self, store: Store, *, quick: bool) -> str:
         """Run it, keep what it printed, and say how it went."""
         arguments = self.quick_arguments if quick else self.arguments
         try:
@@ -35,17 +35,8 @@ class Companion:
             return f"failed: not done after {_MOST_SECONDS} s"
         if not done.stdout.strip():
             return f"failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}"
-        (results / self._file_name).write_text(done.stdout)
+        store.put_printed(self.script, done.stdout)
         return "done" if done.returncode == 0 else f"exit code {done.returncode}"
-
-    def printed_in(self, results: Path) -> str | None:
-        """What it printed last, if it ran."""
-        path = results / self._file_name
-        return path.read_text() if path.exists() else None
-
-    @property
-    def _file_name(self) -> str:
-        return "companion-" + self.script.removeprefix("bench/").removesuffix(".py").replace("/", "-") + ".txt"
 
 
 COMPANIONS = (

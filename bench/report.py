@@ -194,7 +194,7 @@ def _failures(everything: Results) -> str:
 def _companions(store: Store) -> str:
     shown = []
     for companion in COMPANIONS:
-        printed = companion.printed_in(store.directory)
+        printed = store.printed(companion.script)
         if printed is not None:
             shown.append(f"`python {companion.script}`: {companion.about}\n\n```text\n{printed.rstrip()}\n```\n")
     return "\n".join(shown) or "Not measured yet."

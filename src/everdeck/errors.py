@@ -145,7 +145,8 @@ class StopFailed(EverdeckError):
         self.worker = worker
         self.survivors = survivors
         self.why = why
-        super().__init__(f"worker {worker!r}: still alive after SIGKILL: {survivors or 'unknown holders'}: {why}")
+        alive = f"still alive after SIGKILL: {survivors}: " if survivors else "not proven gone: "
+        super().__init__(f"worker {worker!r}: {alive}{why}")
 
 
 class Unsupported(EverdeckError):

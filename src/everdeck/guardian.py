@@ -159,7 +159,8 @@ def _strays(bound: list[Bind], died_at_ticks: int, *, by_lock: bool) -> list[Sub
             nobody = containment.new_cookie()  # so that the members of the cgroup are all that is found
             pids.update(containment.members([Tree(tree.name, nobody, None, None, tree.cgroup)])[nobody])
         if by_lock and not pids and tree.lock_path is not None and flock.is_held(tree.lock_path):
-            pids.update(_carriers(tree.lock_path))
+            # A descriptor can be passed to anybody: only who fits the worker in everything else is of its tree.
+            pids.update(pid for pid in _carriers(tree.lock_path) if containment.is_ours_by_lock(tree, pid))
         for pid in sorted(pids):
             with contextlib.suppress(KernelError):
                 identity = _older_without_cookie(pid, died_at_ticks)

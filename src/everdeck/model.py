@@ -85,6 +85,7 @@ class Containment(StrEnum):
     """How strongly a worker's tree can be found and ended, strongest first."""
 
     CGROUP = "cgroup"
+    CGROUP_JOINED = "cgroup, joined after start"
     COOKIE = "cookie"
     GROUP = "group"
 

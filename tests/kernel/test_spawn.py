@@ -4,6 +4,7 @@ import errno
 import os
 import pwd
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -14,14 +15,24 @@ from pathlib import Path
 import pytest
 
 from everdeck.errors import SpawnFailed
-from everdeck.kernel import containment, escalation, exits, flock, spawn
+from everdeck.kernel import containment, escalation, exits, flock, native, spawn
 from everdeck.kernel import identity as ids
+from everdeck.kernel.birth import Birth
 from everdeck.kernel.containment import Tree, new_cookie
-from everdeck.kernel.spawn import BeforeExec, Privileges
 from support.kernel_trees import Nursery
 from support.repo_processes import own_children
 
 TELL = "import os,sys;say=lambda *w:os.write(int(os.environ['SAY']),(' '.join(map(str,w))+'\\n').encode());"
+
+
+@pytest.fixture(autouse=True, params=["natively", "in Python"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything here holds with the C side and without it."""
+    if request.param == "in Python":
+        monkeypatch.setenv("EVERDECK_NATIVE", "0")
+        monkeypatch.setattr(native, "_library", lambda: None)
+    elif not native.available():
+        pytest.skip("the C side is not built here (no compiler when the package was installed)")
 
 
 def _own_fds() -> set[str]:
@@ -58,15 +69,15 @@ def test_no_descriptor_leaks_into_a_worker(nursery: Nursery, tmp_path: Path) -> 
     assert str(one.tree.lock_path) in extra
 
 
-@pytest.mark.parametrize("before_exec", [BeforeExec(), BeforeExec(nice=1)], ids=["directly", "through the launcher"])
+@pytest.mark.parametrize("birth", [Birth(), Birth(nice=1)], ids=["plain", "with something to do first"])
 @pytest.mark.parametrize("given", [{"ONLY": "this"}, {"ONLY": "this", "LC_CTYPE": "C"}], ids=["", "with a locale"])
 def test_the_environment_is_exactly_what_was_given(
-    nursery: Nursery, monkeypatch: pytest.MonkeyPatch, before_exec: BeforeExec, given: dict[str, str]
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch, birth: Birth, given: dict[str, str]
 ) -> None:
     """The owner's own environment, with whatever keys it holds, is not passed on; nor is what a launcher adds."""
     monkeypatch.setenv("OWNERS_API_KEY", "hunter2")
 
-    one = nursery.start(["sleep", "100"], env=given, before_exec=before_exec)
+    one = nursery.start(["sleep", "100"], env=given, birth=birth)
 
     while not (environ := ids.read_proc(one.pid, "environ")):
         os.sched_yield()  # the exec has begun, and the kernel has yet to lay out the new program's memory
@@ -81,7 +92,9 @@ def test_directory_and_umask(nursery: Nursery, tmp_path: Path) -> None:
     place.mkdir()
 
     one = nursery.start(
-        _python("open('f','w').close();say(os.getcwd(), oct(os.stat('f').st_mode&0o777))"), cwd=place, umask=0o077
+        _python("open('f','w').close();say(os.getcwd(), oct(os.stat('f').st_mode&0o777))"),
+        cwd=place,
+        birth=Birth(umask=0o077),
     )
 
     assert one.line() == f"{place} 0o600"
@@ -117,7 +130,7 @@ def test_limits_hold_before_the_program_runs(nursery: Nursery) -> None:
         "ascii(sorted(os.listdir('/proc/self/fd'))), os.getsid(0)==os.getpid())"
     )
 
-    one = nursery.start(_python(code), before_exec=BeforeExec(open_files=64, nice=5, oom_score_adj=500))
+    one = nursery.start(_python(code), birth=Birth(open_files=64, nice=5, oom_score_adj=500))
 
     words = one.line()
     assert words.startswith("(64, 64) 5 500 "), words
@@ -130,9 +143,9 @@ def test_a_refused_limit_is_named_and_leaves_nothing(nursery: Nursery) -> None:
     """The launcher reports which step the kernel refused."""
     children = own_children()
     with pytest.raises(SpawnFailed, match=r"limits\.open_files"):
-        nursery.start(["sleep", "1"], before_exec=BeforeExec(open_files=2**40))
-    with pytest.raises(SpawnFailed, match=r"no/such.*exec.*No such file"):
-        nursery.start(["/no/such"], before_exec=BeforeExec(nice=1))
+        nursery.start(["sleep", "1"], birth=Birth(open_files=2**40))
+    with pytest.raises(SpawnFailed, match=r"no/such.*No such file"):
+        nursery.start(["/no/such"], birth=Birth(nice=1))
     assert own_children() == children
 
 
@@ -144,7 +157,7 @@ def test_a_worker_runs_as_another_user(nursery: Nursery, tmp_path: Path) -> None
     one = nursery.start(
         ["bash", "-c", "echo $(id -u) $(id -g) $(id -G) >&$SAY; exec sleep 100"],
         cwd="/",
-        privileges=Privileges(nobody.pw_uid, nobody.pw_gid, (nobody.pw_gid,)),
+        birth=Birth(uid=nobody.pw_uid, gid=nobody.pw_gid, groups=(nobody.pw_gid,)),
     )
 
     assert one.line() == f"{nobody.pw_uid} {nobody.pw_gid} {nobody.pw_gid}"
@@ -189,7 +202,7 @@ def test_a_spawn_is_one_vfork_and_no_polling(tmp_path: Path) -> None:
     calls = re.findall(r"^(\w+)\(", between, re.MULTILINE)
 
     assert sum(call in {"vfork", "clone", "clone3"} for call in calls) == 1
-    assert "pidfd_open" in calls
+    assert "pidfd_open" in calls or "CLONE_PIDFD" in between
     assert not {"nanosleep", "clock_nanosleep", "select", "epoll_wait", "wait4"} & set(calls), calls
     assert len(calls) < 40, calls
 
@@ -226,3 +239,17 @@ def test_a_thousand_starts_and_stops_leak_nothing(tmp_path: Path, request: pytes
     assert len(_own_fds()) == before - 1
     assert threading.active_count() == threads
     assert own_children() == children, "no zombie is left"
+
+
+def test_a_worker_is_born_in_a_cgroup_whose_last_one_was_killed(nursery: Nursery, cgroup_dir: Path) -> None:
+    """The kernel remembers a kill for as long as the directory exists, and would end the next one at its birth."""
+    cgroup = cgroup_dir / "w"
+    for _ in range(3):
+        assert containment.make_fresh_cgroup(cgroup)
+        one = nursery.start(_python("say('ready')"), birth=Birth(cgroup=str(cgroup), cgroup_required=True))
+        assert one.line() == "ready"
+        assert containment.is_inside(cgroup, one.pid)
+        containment.kill_cgroup(cgroup)
+        assert select.select([one.pidfd], [], [], 30)[0]
+        exits.reap_child(one.pidfd)
+        assert not containment.is_populated(cgroup)

@@ -28,6 +28,26 @@ from bench.runner import Choice, keys_for  # noqa: E402
 from bench.store import Key, Result, Store  # noqa: E402
 
 
+def test_a_run_goes_on_in_its_file_whatever_tore_its_last_line(tmp_path: Path) -> None:
+    """The last result of a measurement counts; --fresh begins another file and leaves the old run."""
+    key = Key("spawn", "popen", 10)
+    store = Store(tmp_path)
+    store.put(Result(key, {}, "2026-11-15", quick=False, failure="not installed"))
+    store.put_printed("bench/ladder.py", "first")
+    with store.path.open("a") as file:
+        file.write('{"key": {"measure": "spa')
+
+    resumed = Store(tmp_path)
+    resumed.put(Result(key, {}, "2026-11-16", quick=False, samples=[{"spawn_ms": 1.0}]))
+    resumed.put_printed("bench/ladder.py", "second")
+
+    assert resumed.path == store.path
+    assert Store(tmp_path).has(key)
+    assert resumed.printed("bench/ladder.py") == "second"
+    fresh = Store(tmp_path, fresh=True)
+    assert (fresh.path != store.path, fresh.all()) == (True, {})
+
+
 @pytest.fixture(scope="module", autouse=True)
 def programs() -> None:
     """The C programs, built once."""
@@ -108,7 +128,7 @@ def test_every_measure_names_known_drivers_and_sizes() -> None:
     keys = keys_for(Choice())
     assert {key.driver for key in keys} == set(DRIVERS)
     assert {key.measure for key in keys} == set(MEASURES)
-    assert len({key.file_name for key in keys}) == len(keys)
+    assert len(set(keys)) == len(keys)
     assert keys_for(Choice(quick=True, measures=("idle",), drivers=("popen",))) == [Key("idle", "popen", 50)]
 
 
@@ -146,4 +166,4 @@ def test_the_page_is_written_from_the_stored_numbers(tmp_path: Path) -> None:
     assert "| **everdeck** | 0.300 [0.300–0.300] | 0.030 [0.030–0.030] | 1.00 |" in page
     assert "$" not in page.replace("$ make", "")
     assert (tmp_path / "img" / "bench-spawn.svg").read_text().startswith("<?xml")
-    assert json.loads((tmp_path / "results" / "spawn-popen-100.json").read_text())["key"]["driver"] == "popen"
+    assert [json.loads(line)["key"]["driver"] for line in store.path.read_text().splitlines()].count("popen") == 2

@@ -10,19 +10,19 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from everdeck.crashpoints import crash_point
-from everdeck.deck.parts import RETRY_SECONDS, Parts
+from everdeck.deck.parts import RETRY_SECONDS, Change, Parts
 from everdeck.deck.worker import Worker
 from everdeck.details import ExitTold, Survivor
 from everdeck.errors import StopFailed
 from everdeck.kernel import exits
 from everdeck.kernel import identity as ids
-from everdeck.kernel.escalation import Escalation, Outcome, Subject
+from everdeck.kernel.escalation import KILL_PATIENCE_SECONDS, Escalation, Outcome, Subject
 from everdeck.logs import files as logfiles
 from everdeck.model import EventKind, Exit, State, UnknownExit
 from everdeck.registry.store import Desired, Record
@@ -54,17 +54,14 @@ class Ending:
 
         def gone(outcomes: dict[str, Outcome]) -> None:
             crash_point("stop.tree-gone")
-            with self._parts.registry.transaction():
-                for name, outcome in outcomes.items():
-                    if outcome.gone:
-                        self.record_stopped(to_end[name], outcome)
-                    else:
-                        failures.append(stop_failed(name, outcome))
+            failures.extend(stop_failed(name, outcome) for name, outcome in outcomes.items() if not outcome.gone)
+            self._parts.note(
+                [self.stopped(to_end[name], outcome) for name, outcome in outcomes.items() if outcome.gone]
+            )
             for name, outcome in outcomes.items():
                 if outcome.gone:
                     self.let_go(to_end[name])
                 told(to_end[name])
-            self._parts.events.wake()
             crash_point("stop.recorded")
 
         try:
@@ -88,29 +85,23 @@ class Ending:
 
     def _record_intent(self, workers: Sequence[Worker], wanted: Desired) -> dict[str, Worker]:
         """Note what is wanted, all in one commit; returns those that have a tree to end."""
-        parts = self._parts
         to_end: dict[str, Worker] = {}
-        noted: list[tuple[Worker, Record]] = []
-        with parts.registry.transaction():
-            for worker in workers:
-                record = worker.record
-                if worker.has_process or record.phase.is_live:
-                    to_end[worker.name] = worker
-                    saved = replace(record, desired=wanted, phase=State.STOPPING)
-                    if record.phase is not State.STOPPING:  # a stop that is tried again is the same stop
-                        parts.events.append(record.name, EventKind.STOPPING, pid=pid_of(record))
-                else:
-                    waiting = record.phase in {State.BACKOFF, State.FAILED}
-                    phase = State.STOPPED if waiting else record.phase
-                    saved = replace(record, desired=wanted, phase=phase, backoff_until=None)
-                    if waiting:
-                        parts.events.append(record.name, EventKind.STOPPED, pid=None)
-                parts.registry.save(saved)
-                noted.append((worker, saved))
-        for worker, saved in noted:
+        changes: list[Change] = []
+        for worker in workers:
             worker.cancel_timer()
-            worker.record = saved
-        parts.events.wake()
+            record = worker.record
+            if worker.has_process or record.phase.is_live:
+                to_end[worker.name] = worker
+                # A stop that is tried again is the same stop.
+                told = [] if record.phase is State.STOPPING else [(EventKind.STOPPING, {"pid": pid_of(record)})]
+                changes.append((worker, replace(record, desired=wanted, phase=State.STOPPING), told))
+            else:
+                waiting = record.phase in {State.BACKOFF, State.FAILED}
+                phase = State.STOPPED if waiting else record.phase
+                told = [(EventKind.STOPPED, {"pid": None})] if waiting else []
+                changes.append((worker, replace(record, desired=wanted, phase=phase, backoff_until=None), told))
+        # Signals need no disk: a worker that fills it must be stoppable, so a refusal is noted later.
+        self._parts.note(changes)
         return to_end
 
     def subject(self, worker: Worker) -> Subject:
@@ -125,28 +116,19 @@ class Ending:
         grace = stop.grace_seconds if "L3" in self._parts.layers else _FOR_EVER_SECONDS
         return Subject(worker.tree(), worker.pidfd, stop.signal_number, grace)
 
-    def record_stopped(self, worker: Worker, outcome: Outcome) -> None:
-        """The tree is proven gone: note it, in the transaction that is open now."""
+    def stopped(self, worker: Worker, outcome: Outcome) -> Change:
+        """The tree is proven gone: what there is to note."""
         parts, record = self._parts, worker.record
         ended_as = record.exit
         if worker.pidfd is not None:
             seen = exits.peek_child(worker.pidfd) if worker.is_child else exits.told_by_pidfd(worker.pidfd)
             ended_as = seen or UnknownExit()
-        self.append_killed(record.name, outcome)
         stopped = replace(record, phase=State.STOPPED, exit=ended_as, identity=None, cgroup=None, streak=0)
-        parts.registry.save(stopped)
         told = None if ended_as is None else exit_detail(ended_as)
-        parts.events.append(record.name, EventKind.STOPPED, pid=pid_of(record), exit=told)
         logfiles.mark(parts.engine.log_dir(record.name), f"stopped pid={pid_of(record)} {ended_as}")
-        worker.record = stopped
         if record.cgroup is not None:
             parts.gatherer.remove(Path(record.cgroup))
-
-    def append_killed(self, name: str, outcome: Outcome) -> None:
-        """Tell who needed SIGKILL, in the transaction that is open now."""
-        if outcome.killed:
-            survivors: list[Survivor] = [{"pid": one.pid, "command": one.command[:200]} for one in outcome.killed]
-            self._parts.events.append(name, EventKind.KILLED, survivors=survivors)
+        return worker, stopped, [*killed(outcome), (EventKind.STOPPED, {"pid": pid_of(record), "exit": told})]
 
     def let_go(self, worker: Worker) -> None:
         """Its process is gone: let go of what we held for it."""
@@ -159,14 +141,18 @@ class Ending:
         worker.let_go()
 
     async def end_trees(
-        self, subjects: Sequence[Subject], on_outcomes: Callable[[dict[str, Outcome]], None] | None = None
+        self,
+        subjects: Sequence[Subject],
+        on_outcomes: Callable[[dict[str, Outcome]], None] | None = None,
+        *,
+        kill_patience_seconds: float = KILL_PATIENCE_SECONDS,
     ) -> dict[str, Outcome]:
         """Drive one escalation from the loop; outcomes are told in the batches in which they come."""
         if not subjects:
             return {}
         loop = self._parts.loop
         told: set[str] = set()
-        with Escalation(subjects) as escalation:
+        with Escalation(subjects, kill_patience_seconds=kill_patience_seconds) as escalation:
             stirred = asyncio.Event()
             loop.add_reader(escalation.fileno(), stirred.set)
             try:
@@ -195,9 +181,20 @@ async def _stirred(stirred: asyncio.Event, deadline: float | None) -> None:
 
 
 def stop_failed(name: str, outcome: Outcome) -> StopFailed:
-    """The error for a tree that survived SIGKILL."""
+    """The error for a tree that survived SIGKILL, or whose lock a stranger holds."""
+    if outcome.strangers:
+        holders = "; ".join(f"pid {one.pid} ({one.command[:80]})" for one in outcome.strangers)
+        return StopFailed(name, (), f"its lock is held by {holders}, not part of it and not signalled")
     survivors = tuple(one.pid for one in outcome.survivors)
     return StopFailed(name, survivors, "; ".join(one.command[:80] for one in outcome.survivors) or "its lock is held")
+
+
+def killed(outcome: Outcome) -> list[tuple[EventKind, dict[str, Any]]]:
+    """The event that tells who needed SIGKILL, if anybody did."""
+    if not outcome.killed:
+        return []
+    survivors: list[Survivor] = [{"pid": one.pid, "command": one.command[:200]} for one in outcome.killed]
+    return [(EventKind.KILLED, {"survivors": survivors})]
 
 
 def pid_of(record: Record) -> int | None:

@@ -15,6 +15,7 @@ import shutil
 import socket
 import sys
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ import msgspec
 from everdeck import child
 from everdeck.errors import LimitUnavailable, PortUnavailable, RegistryUnavailable, SpecError, StateDirRefused
 from everdeck.kernel import containment, credentials, flock, lifeline, spawn
+from everdeck.kernel.birth import Birth
 from everdeck.logs import files as logfiles
 from everdeck.model import Cookie, Identity, Secret, WorkerName, WorkerSpec
 from everdeck.statedir import DATA, LOCK, LOG, PARTS, SECRETS
@@ -53,6 +55,8 @@ class Launched:
     pidfd: int
     pid: int
     lifeline: lifeline.Lifeline | None
+    cgroup: Path | None = None
+    """Where it was born, if it was born in a cgroup of its own."""
 
 
 class Engine:
@@ -97,7 +101,7 @@ class Engine:
         return Path(f"{self.workers_dir}/{name}/{LOG}")
 
     def cgroup_path(self, name: WorkerName) -> Path | None:
-        """The worker's own cgroup directory; None where there are no cgroups for us."""
+        """The worker's own cgroup directory, for those born in it; None where there are no cgroups for us."""
         return None if self.cgroup_home is None else self.cgroup_home / name
 
     # --- checks -------------------------------------------------------------------------------------------------
@@ -205,6 +209,7 @@ class Engine:
                 fd for fd in (lock_fd if self._with_lock else None, line.read_fd if line else None) if fd is not None
             ]
             size = os.fstat(stdout_fd).st_size
+            birth = self._birth(name, spec)
             spawned = spawn.spawn(
                 _command_of(spec),
                 env=self._environment(name, spec, cookie, port, line),
@@ -213,9 +218,7 @@ class Engine:
                 stdout_fd=stdout_fd,
                 stderr_fd=stderr_fd,
                 keep_fds=keep_fds,
-                umask=spec.umask,
-                privileges=_privileges(spec),
-                before_exec=self._before_exec(name, spec),
+                birth=birth,
             )
             logfiles.mark_start(stdout_fd, log_dir, size, f"started pid={spawned.pid} cookie={cookie}")
         except BaseException:
@@ -228,7 +231,8 @@ class Engine:
                 os.close(stderr_fd)
         if line is not None:
             line.give_away_read_end()
-        return Launched(spawned.pidfd, spawned.pid, line)
+        cgroup = Path(birth.cgroup) if birth.cgroup is not None and spawned.in_cgroup else None
+        return Launched(spawned.pidfd, spawned.pid, line, cgroup)
 
     def identify(self, launched: Launched) -> Identity:
         """Who it is."""
@@ -257,6 +261,7 @@ class Engine:
         path = self.cgroup_path(name)
         if path is not None:
             containment.remove_cgroup(path)
+            containment.remove_cgroup(containment.joined_later(path))
         home = self.home(name)
         try:
             shutil.rmtree(home)
@@ -265,15 +270,43 @@ class Engine:
         except OSError as err:
             raise _refused(err, home) from err
 
-    def _before_exec(self, name: WorkerName, spec: WorkerSpec) -> spawn.BeforeExec:
-        limits = spec.limits
-        procs = None
-        if containment.needs_cgroup(limits):
-            path = self.cgroup_path(name)
-            if path is not None and containment.make_cgroup(path):
-                containment.apply_cgroup_limits(path, limits)
-                procs = str(path / "cgroup.procs")
-        return spawn.BeforeExec(limits.open_files, limits.nice, limits.oom_score_adj, procs)
+    @contextlib.contextmanager
+    def born_beside(self, name: WorkerName, spec: WorkerSpec, cgroup: str | None) -> Iterator[Birth]:
+        """How a program is born that we run for a worker, beside it: with what the worker may do, and no more."""
+        del name
+        account = _privileges(spec)
+        yield Birth(
+            cgroup=cgroup,
+            cgroup_required=cgroup is not None and account is not None,
+            uid=None if account is None else account.uid,
+            gid=None if account is None else account.gid,
+            groups=None if account is None else account.groups,
+            umask=spec.umask,
+        )
+
+    def _birth(self, name: WorkerName, spec: WorkerSpec) -> Birth:
+        """What must be true before its program runs.
+
+        Its cgroup must hold it from the start where that bounds it (limits) or where it is somebody else's program
+        (another account); otherwise it is better so, and the next best is to join it a moment later.
+        """
+        limits, account = spec.limits, _privileges(spec)
+        cgroup = self.cgroup_path(name)
+        if cgroup is not None and not containment.make_fresh_cgroup(cgroup):
+            cgroup = None
+        if cgroup is not None:
+            containment.apply_cgroup_limits(cgroup, limits)
+        return Birth(
+            cgroup=None if cgroup is None else str(cgroup),
+            cgroup_required=cgroup is not None and (account is not None or containment.needs_cgroup(limits)),
+            uid=None if account is None else account.uid,
+            gid=None if account is None else account.gid,
+            groups=None if account is None else account.groups,
+            umask=spec.umask,
+            open_files=limits.open_files,
+            nice=limits.nice,
+            oom_score_adj=limits.oom_score_adj,
+        )
 
     def _environment(
         self, name: WorkerName, spec: WorkerSpec, cookie: Cookie, port: int | None, line: lifeline.Lifeline | None
@@ -339,7 +372,16 @@ def port_is_free(port: int) -> bool:
 # --- accounts and secrets ---------------------------------------------------------------------------------------
 
 
-def _privileges(spec: WorkerSpec) -> spawn.Privileges | None:
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """Who a worker runs as; None keeps ours."""
+
+    uid: int | None
+    gid: int | None
+    groups: tuple[int, ...] | None
+
+
+def _privileges(spec: WorkerSpec) -> _Account | None:
     if spec.user is None and spec.group is None:
         return None
     if os.geteuid() != 0:
@@ -353,7 +395,7 @@ def _privileges(spec: WorkerSpec) -> spawn.Privileges | None:
     if spec.group is not None:
         gid = _group(spec.group)
         groups = (gid,) if groups is None else tuple({*groups, gid})
-    return spawn.Privileges(uid, gid, groups)
+    return _Account(uid, gid, groups)
 
 
 def _account(user: str) -> pwd.struct_passwd:

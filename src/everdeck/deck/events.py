@@ -44,6 +44,10 @@ class EventStream:
         event: Event = append(worker, kind, **detail)
         return event
 
+    def append_at(self, at: float, worker: str | None, kind: EventKind, detail: dict[str, Any]) -> None:
+        """As :meth:`append`, for what happened at that time and could not be recorded then."""
+        self._registry.append_event(at, worker, kind, detail)
+
     def wake(self) -> None:
         """Something was committed: everybody may look."""
         for follower in self._followers:

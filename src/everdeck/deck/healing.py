@@ -11,26 +11,28 @@ import contextlib
 import logging
 import os
 import signal
+from collections.abc import Sequence
 from typing import Any, Final, assert_never
 
 from msgspec.structs import replace
 
 from everdeck.crashpoints import crash_point
+from everdeck.deck import daemons
 from everdeck.deck import reconcile as rules
-from everdeck.deck.ending import Ending, exit_detail, pid_of, stop_failed
+from everdeck.deck.ending import Ending, exit_detail, killed, pid_of, stop_failed
 from everdeck.deck.parts import RETRY_SECONDS, Parts
 from everdeck.deck.starting import Starting
 from everdeck.deck.worker import Worker
-from everdeck.errors import EverdeckError, KernelError, RegistryError, ResourceExhausted, StopFailed
+from everdeck.errors import EverdeckError, KernelError, RegistryError, StopFailed
 from everdeck.kernel import containment, exits
 from everdeck.kernel import identity as ids
 from everdeck.logs import files as logfiles
-from everdeck.model import EventKind, Exit, State, UnknownExit
+from everdeck.model import EventKind, Exit, Exited, State, UnknownExit
 from everdeck.registry import Record
 
 _log: Final = logging.getLogger("everdeck.deck")
 
-_EXIT_PATIENCE_SECONDS: Final = 1.0  # how long an adopted worker's new parent may take to reap it
+_EXIT_PATIENCE_SECONDS: Final = 5.0  # how long an adopted worker's new parent may take to reap it
 _NEVER_RAN: Final = exits.from_wait_status(127 << 8)
 _ILL: Final = exits.from_wait_status(signal.SIGKILL)
 
@@ -50,6 +52,7 @@ class Healing:
 
     async def _ended(self, worker: Worker) -> None:
         parts = self._parts
+        await self.reaped(worker)  # before it takes its turn: a stop does not wait for somebody's parent
         async with parts.turns.of(worker.name):
             if parts.workers.get(worker.name) is worker and not parts.closing:
                 await self.ended(worker)
@@ -65,21 +68,22 @@ class Healing:
                 # Its stop could not be finished when it was asked for (disk full): finish it. It was no crash.
                 await self._ending.stop([worker])
                 return
-            ended_as = await self._exit_of(worker)
-            if not containment.is_gone(worker.tree()):
-                await self._end_leftovers(worker)
-            await self.settle(worker, ended_as)
+            ended_as = _exit_of(worker)
+            left_behind = await self._end_leftovers(worker) if not containment.is_gone(worker.tree()) else []
+            await self.settle(worker, ended_as, left_behind)
         except (RegistryError, KernelError, StopFailed, OSError) as err:
             self._look_again(worker, err)
 
-    async def _end_leftovers(self, worker: Worker) -> None:
-        """What the leader left behind goes first; while any of it lives, there is no next copy."""
+    async def _end_leftovers(self, worker: Worker) -> list[str]:
+        """What the leader left behind goes first; while any of it lives, there is no next copy. Returns who it was."""
+        tree = worker.tree()
+        leader = pid_of(worker.record)
+        left = [ids.command_line(pid) for pid in containment.members([tree])[tree.cookie] if pid != leader]
         outcome = (await self._ending.end_trees([self._ending.subject(worker)]))[worker.name]
-        if outcome.killed:
-            with self._parts.registry.transaction():
-                self._ending.append_killed(worker.name, outcome)
+        self._parts.note([(worker, worker.record, killed(outcome))] if outcome.killed else [])
         if not outcome.gone:
             raise stop_failed(worker.name, outcome)
+        return [command for command in left if command]
 
     def _look_again(self, worker: Worker, err: Exception) -> None:
         """It is dead, and that could not be dealt with: nothing tells when it can be, so try again."""
@@ -88,7 +92,7 @@ class Healing:
             worker.cancel_timer()
             worker.timer = self._parts.loop.call_later(RETRY_SECONDS, self.died, worker)
 
-    async def settle(self, worker: Worker, ended_as: Exit) -> None:
+    async def settle(self, worker: Worker, ended_as: Exit, left_behind: Sequence[str] = ()) -> None:
         """The tree is gone: decide, record, and start again if that is due at once."""
         parts, record = self._parts, worker.record
         now = parts.clock.boottime()
@@ -121,6 +125,13 @@ class Healing:
         told = {"exit": exit_detail(ended_as), "uptime_seconds": round(uptime, 3)}
         if record.reason is not None:
             told["reason"] = record.reason
+        if isinstance(ended_as, UnknownExit):
+            told["why_unknown"] = _why_unknown(worker)
+        if left_behind and ended_as == Exited(0):
+            # A start that goes into the background looks like success, and then there is nothing: say what happened.
+            why = f"it left a daemon behind, which was ended; {daemons.advice(record.spec.command)}"
+            told |= {"reason": why, "left_behind": [command[:200] for command in left_behind]}
+            ended = replace(ended, reason=why)
         match decision:
             case rules.Rest():
                 ended = replace(ended, phase=State.EXITED, crashes=record.crashes + decision.crashed)
@@ -148,17 +159,13 @@ class Healing:
 
     def _save_end(self, worker: Worker, ended: Record, told: dict[str, Any], *, crashed: bool) -> None:
         parts, pid = self._parts, pid_of(worker.record)
-        with parts.registry.transaction():
-            parts.registry.save(ended)
-            parts.events.append(worker.name, EventKind.CRASHED if crashed else EventKind.EXITED, pid=pid, **told)
-            if ended.phase is State.FAILED:
-                why = {} if ended.reason is None else {"reason": ended.reason}
-                crashes = max(len(ended.crash_times), ended.unready)
-                parts.events.append(worker.name, EventKind.FAILED, crashes=crashes, **why)
+        events = [(EventKind.CRASHED if crashed else EventKind.EXITED, {"pid": pid, **told})]
+        if ended.phase is State.FAILED:
+            why = {} if ended.reason is None else {"reason": ended.reason}
+            events.append((EventKind.FAILED, {"crashes": max(len(ended.crash_times), ended.unready), **why}))
+        parts.note([(worker, ended, events)])
         logfiles.mark(parts.engine.log_dir(ended.name), f"ended pid={pid} {ended.exit}")
-        worker.record = ended
         self._ending.let_go(worker)
-        parts.events.wake()
 
     # --- later --------------------------------------------------------------------------------------------------
 
@@ -187,7 +194,7 @@ class Healing:
         parts, before = self._parts, worker.record
         try:
             await self._starting.launch(worker, kind, **detail)
-        except (RegistryError, ResourceExhausted, OSError) as err:
+        except (RegistryError, OSError) as err:
             # The owner's trouble, not the worker's: nothing is counted against it.
             _log.warning("worker %r cannot be started yet: %s", worker.name, err)
             waiting = replace(before, desired="running", phase=State.BACKOFF)
@@ -196,10 +203,14 @@ class Healing:
             worker.record = waiting
             self.start_later(worker, RETRY_SECONDS)
         except EverdeckError as err:
-            self._could_not_run(worker, before, err)
+            self.could_not_run(worker, before, err)
 
-    def _could_not_run(self, worker: Worker, before: Record, error: EverdeckError) -> None:
-        """It could not even be executed: that is a crash like any other, at an uptime of nothing."""
+    def could_not_run(self, worker: Worker, before: Record, error: EverdeckError) -> None:
+        """It could not even be executed: that is a crash like any other, at an uptime of nothing.
+
+        Also where it is the machine that has no process left for it: told, tried again later and later, and in the
+        end left to a person, like any other reason not to run.
+        """
         parts = self._parts
         now = parts.clock.boottime()
         restart = before.spec.restart
@@ -223,11 +234,7 @@ class Healing:
         events: list[tuple[EventKind, dict[str, Any]]] = [(EventKind.CRASHED, {"pid": None, "error": str(error)})]
         if not again:
             events.append((EventKind.FAILED, {"crashes": len(failed.crash_times), "error": str(error)}))
-        try:
-            parts.save(worker, failed, *events)
-        except RegistryError as err:
-            _log.warning("worker %r: %s; this could not be recorded: %s", worker.name, error, err)
-            worker.record = failed
+        parts.note([(worker, failed, events)])
         if again:
             self.start_later(worker, delay)
 
@@ -251,23 +258,37 @@ class Healing:
 
     # --- how it ended -------------------------------------------------------------------------------------------
 
-    async def _exit_of(self, worker: Worker) -> Exit:
-        """Our child waits for us; somebody else's is told by its pidfd once it was reaped."""
+    async def reaped(self, worker: Worker) -> None:
+        """Wait a while until the leader's parent has reaped it: before that, the kernel does not tell how it ended."""
         pidfd = worker.pidfd
-        if pidfd is None:
-            return UnknownExit()
-        if worker.is_child:
-            return exits.peek_child(pidfd) or UnknownExit()
-        told = exits.told_by_pidfd(pidfd)
-        if not isinstance(told, UnknownExit):
-            return told
+        if pidfd is None or worker.is_child or ids.is_alive(pidfd) or not exits.pidfds_tell():
+            return
+        if not isinstance(exits.told_by_pidfd(pidfd), UnknownExit):
+            return
         reaped = asyncio.Event()
         self._parts.watch.reaped(pidfd, reaped.set)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_PATIENCE_SECONDS):
                 await reaped.wait()
-        self._parts.watch.forget(pidfd)
-        return exits.told_by_pidfd(pidfd)
+        if worker.pidfd == pidfd:  # else a stop has dealt with it meanwhile, and the number may be another's
+            self._parts.watch.forget(pidfd)
+
+
+def _exit_of(worker: Worker) -> Exit:
+    """Our child waits for us; somebody else's is told by its pidfd once it was reaped."""
+    if worker.pidfd is None:
+        return UnknownExit()
+    if worker.is_child:
+        return exits.peek_child(worker.pidfd) or UnknownExit()
+    return exits.told_by_pidfd(worker.pidfd)
+
+
+def _why_unknown(worker: Worker) -> str:
+    if worker.pidfd is None:
+        return "it ended while nobody watched"
+    if not exits.pidfds_tell():
+        return "it was another process's child, and this kernel does not tell how such a one ended (Linux 6.15 does)"
+    return f"its parent did not reap it within {_EXIT_PATIENCE_SECONDS:g} s"
 
 
 def _crash_times(record: Record) -> tuple[float, ...]:

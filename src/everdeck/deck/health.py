@@ -25,6 +25,7 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
@@ -33,9 +34,10 @@ from urllib.parse import urlsplit
 from everdeck.child import EVENT_FIELD, LIFELINE_FD_ENV, PORT_ENV
 from everdeck.clock import Clock
 from everdeck.deck.attention import Attention
-from everdeck.errors import KernelError
+from everdeck.errors import EverdeckError
 from everdeck.kernel import exits
 from everdeck.kernel import identity as ids
+from everdeck.kernel.birth import Birth
 from everdeck.kernel.spawn import Child, spawn
 from everdeck.model import Exited, Health
 
@@ -45,6 +47,11 @@ _OUTPUT_BYTES: Final = 200
 _STATUS_LETTERS: Final = 500
 _LONGEST_EXTENSION: Final = 86_400.0
 _GOOD_STATUS: Final = range(200, 400)
+
+
+def _plainly() -> AbstractContextManager[Birth]:
+    """With our own rights, for a worker that has them too."""
+    return contextlib.nullcontext(Birth())
 
 
 # --- decisions --------------------------------------------------------------------------------------------------
@@ -175,11 +182,13 @@ class HealthKeeper:
         cwd: str,
         already_ready: bool,
         heard_by_another: bool = False,
+        born: Callable[[], AbstractContextManager[Birth]] = _plainly,
     ) -> None:
         """Watch over a worker that was just started, or adopted (``already_ready``); a second watch replaces the first.
 
-        ``env`` and ``cwd`` are the worker's own; a command check runs with them, with PATH and with PORT. With
-        ``heard_by_another`` it was started when another socket of ours was listening.
+        ``env`` and ``cwd`` are the worker's own; a command check runs with them, with PATH and with PORT. It is the
+        worker's program in the worker's directory, so it is ``born`` with the worker's rights: its account, its cgroup.
+        With ``heard_by_another`` it was started when another socket of ours was listening.
         """
         self.unwatch(name)
         loop = self._running_loop()
@@ -187,7 +196,7 @@ class HealthKeeper:
         watched = self._watched[name] = _Watched(health, state, last_ping=loop.time())
         speaks = health.notify or health.watchdog_seconds is not None
         watched.unheard = heard_by_another and speaks
-        ask = self._question(health, port, env, cwd)
+        ask = self._question(health, port, env, cwd, born)
         if ask is not None:
             watched.checks = loop.create_task(self._keep_asking(name, watched, ask), name=f"health of {name}")
         if already_ready:
@@ -360,7 +369,12 @@ class HealthKeeper:
     # Questions.
 
     def _question(
-        self, health: Health, port: int | None, env: Mapping[str, str], cwd: str
+        self,
+        health: Health,
+        port: int | None,
+        env: Mapping[str, str],
+        cwd: str,
+        born: Callable[[], AbstractContextManager[Birth]],
     ) -> "Callable[[], Awaitable[str | None]] | None":
         """The check as a coroutine function that answers None, or why it failed; None if there is none to ask."""
         number = "" if port is None else str(port)
@@ -376,7 +390,7 @@ class HealthKeeper:
             its_env.setdefault("PATH", os.environ.get("PATH", os.defpath))
             if port is not None:
                 its_env.setdefault(PORT_ENV, number)
-            return lambda: _ask_command(command, its_env, cwd, health.timeout_seconds)
+            return lambda: _ask_command(command, its_env, cwd, health.timeout_seconds, born)
         return None
 
     async def _keep_asking(self, name: str, watched: _Watched, ask: Callable[[], Awaitable[str | None]]) -> None:
@@ -477,13 +491,18 @@ async def _ask_tcp(host: str, port: str, timeout_seconds: float) -> str | None:
 
 
 async def _ask_command(
-    command: tuple[str, ...], env: Mapping[str, str], cwd: str, timeout_seconds: float
+    command: tuple[str, ...],
+    env: Mapping[str, str],
+    cwd: str,
+    timeout_seconds: float,
+    born: Callable[[], AbstractContextManager[Birth]],
 ) -> str | None:
     """Run it, and let nothing of its process group stay behind, whatever happens."""
     output = os.memfd_create("everdeck-health")
     try:
-        with open(os.devnull, "rb") as nothing:  # noqa: PTH123, ASYNC230 - /dev/null does not block
-            check = spawn(command, env=env, cwd=cwd, stdin_fd=nothing.fileno(), stdout_fd=output, stderr_fd=output)
+        with born() as birth, open(os.devnull, "rb") as nothing:  # noqa: PTH123, ASYNC230 - /dev/null does not block
+            stdin_fd = nothing.fileno()
+            check = spawn(command, env=env, cwd=cwd, stdin_fd=stdin_fd, stdout_fd=output, stderr_fd=output, birth=birth)
         try:
             async with asyncio.timeout(timeout_seconds):
                 await _readable(check.pidfd)
@@ -495,7 +514,7 @@ async def _ask_command(
             return None
         said = os.pread(output, _OUTPUT_BYTES, 0).decode("utf-8", "replace").strip()
         return f"{command[0]}: {ended}" + (f": {said}" if said else "")
-    except KernelError as err:
+    except EverdeckError as err:  # an account that is gone, a cgroup that refuses it: then it is not asked at all
         return str(err)
     finally:
         os.close(output)

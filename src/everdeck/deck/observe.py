@@ -78,6 +78,8 @@ def layers_of(worker: Worker, bound: bool, *, guardian_pid: int | None, layers: 
             str(tree.strength),
             {
                 Containment.CGROUP: "SIGTERM, grace, then cgroup.kill: nothing it forked can get away",
+                Containment.CGROUP_JOINED: "SIGTERM, grace, then cgroup.kill; it joined its cgroup after its start, "
+                "and what left its tree before that may get away",
                 Containment.COOKIE: "SIGTERM, grace, then SIGKILL to its group, its cookie and holders of its lock",
                 Containment.GROUP: "SIGTERM, grace, then SIGKILL to its process group; what called setsid may get away",
             }[tree.strength],

@@ -47,6 +47,8 @@ from everdeck.deck.worker import Worker
 from everdeck.errors import (
     DeckClosed,
     EverdeckError,
+    LockConflict,
+    RecordBroken,
     RegistryError,
     SpecChanged,
     SpecError,
@@ -192,6 +194,7 @@ class Owner:
         parts.notify.close()
         parts.events.close()
         parts.engine.close()
+        parts.pay_all()
         await parts.durability.close()
         parts.registry.close()
         parts.watch.close()
@@ -372,7 +375,16 @@ class Owner:
                 raise refusal
             await self._ending.stop([worker], wanted="running")
             crash_point("restart.stopped")
-            await self._starting.launch(worker, EventKind.RESTARTED, by="request")
+            before = worker.record
+            try:
+                await self._starting.launch(worker, EventKind.RESTARTED, by="request")
+            except (RecordBroken, LockConflict):
+                raise
+            except EverdeckError as err:
+                # It ran, and it should: what keeps it from starting may be over in a moment (a deploy, a full table of
+                # processes), so it is tried again as after a crash, and the caller hears why it does not run yet.
+                self._healing.could_not_run(worker, before, err)
+                raise
             return self._status(worker)
 
     async def reset(self, name: str | int) -> WorkerStatus:
@@ -420,15 +432,14 @@ class Owner:
             self._home.set_aside(key)
             parts.durability.also(str(self._home.workers_dir))
             crash_point("remove.set-aside")
-            with parts.registry.transaction():
-                parts.registry.delete(key)
-                parts.events.append(key, EventKind.STOPPED, removed=True)
+            parts.forget(key, EventKind.STOPPED, removed=True)
             del parts.workers[key]
             parts.events.wake()
             crash_point("remove.recorded")
             cgroup = parts.engine.cgroup_path(key)
             if cgroup is not None:
                 parts.gatherer.remove(cgroup)
+                parts.gatherer.remove(containment.joined_later(cgroup))
             await asyncio.to_thread(self._home.clear_set_aside)
 
     async def adopt(self, name: str | int, pid: int, **fields: Any) -> WorkerStatus:
@@ -461,6 +472,7 @@ class Owner:
                 if worker is None:
                     continue
                 if worker.pidfd is not None:
+                    await self._healing.reaped(worker)
                     await self._healing.ended(worker)
                 elif worker.timer is None:
                     await self._recovery.bring_up(worker)

@@ -5,11 +5,12 @@ finds everything it needs here; the verbs in :mod:`everdeck.deck.owner` put them
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from everdeck.clock import Clock
 from everdeck.deck.durability import Durability
@@ -21,16 +22,23 @@ from everdeck.deck.health import HealthKeeper
 from everdeck.deck.home import DeckHome
 from everdeck.deck.watch import DeathWatch
 from everdeck.deck.worker import Worker
+from everdeck.errors import RegistryError, RegistryUnavailable
 from everdeck.kernel import identity as ids
 from everdeck.kernel.notify import NotifySocket
 from everdeck.logs.keeper import LogKeeper
-from everdeck.model import EventKind, Identity
+from everdeck.model import EventKind, Identity, WorkerName
 from everdeck.registry import Record, Registry
 
 _log: Final = logging.getLogger("everdeck.deck")
 
 RETRY_SECONDS: Final = 1.0
 """Disk full, registry locked, no descriptors left: there is nothing that tells when it is over, so look again."""
+
+
+Change: TypeAlias = tuple[Worker, Record, Sequence[tuple[EventKind, dict[str, Any]]]]
+"""One worker's new record, and the events that tell of it."""
+
+_RESERVE_SECONDS: Final = 60.0
 
 
 @dataclass(eq=False)
@@ -56,9 +64,13 @@ class Parts:
     turns: "Turns" = field(default_factory=lambda: Turns())  # noqa: PLW0108 - the class stands below
     tasks: "Tasks" = field(init=False)
     closing: bool = False
+    _owed: list[tuple[Worker, list[tuple[float, EventKind, dict[str, Any]]]]] = field(default_factory=list)
+    _owed_timer: asyncio.TimerHandle | None = None
+    _owing: bool = False
 
     def __post_init__(self) -> None:
         self.tasks = Tasks(self.loop)
+        self._keep_reserve()
 
     def save(self, worker: Worker, record: Record, *events: tuple[EventKind, dict[str, Any]]) -> None:
         """Commit a worker's record together with the events that tell of it."""
@@ -69,6 +81,78 @@ class Parts:
         worker.record = record
         if events:
             self.events.wake()
+
+    def note(self, changes: Sequence[Change]) -> None:
+        """Note what is true already, all in one commit: who was signalled or ended is, whatever the disk says.
+
+        What the disk refuses now (full, read-only, locked) is owed: the owner's memory has it at once, and the registry
+        as soon as it can be written.
+        """
+        now = self.clock.wall()
+        for worker, record, events in changes:
+            worker.record = record
+            self._owed.append((worker, [(now, kind, detail) for kind, detail in events]))
+        self._pay()
+
+    def _pay(self) -> None:
+        self._owed_timer = None
+        try:
+            self._write_owed()
+        except RegistryUnavailable as err:
+            if not self.closing:
+                if not self._owing:
+                    _log.warning("what happened to %d workers cannot be recorded yet: %s", len(self._owed), err)
+                self._owing = True
+                self._owed_timer = self.loop.call_later(RETRY_SECONDS, self._pay)
+            return
+        if self._owing:
+            self._owing = False
+            _log.warning("what happened meanwhile is recorded now")
+            self._keep_reserve()
+
+    def _write_owed(self) -> None:
+        try:
+            self._write_owed_once()
+        except RegistryUnavailable:
+            if not self.registry.make_room():
+                raise
+            self._write_owed_once()
+
+    def _write_owed_once(self) -> None:
+        with self.registry.transaction():
+            for worker, events in self._owed:
+                if self.workers.get(worker.name) is worker:  # as it is by now: later news may be in the record already
+                    self.registry.save(worker.record)
+                for at, kind, detail in events:
+                    self.events.append_at(at, worker.name, kind, detail)
+        self._owed.clear()
+        self.events.wake()
+
+    def _keep_reserve(self) -> None:
+        if not self.closing and not self.registry.keep_reserve():
+            self.loop.call_later(_RESERVE_SECONDS, self._keep_reserve)
+
+    def forget(self, name: WorkerName, kind: EventKind, **detail: Any) -> None:
+        """Commit that a worker is no more; on a full disk from the reserve, because it is how a person makes room."""
+        for attempt in (1, 2):
+            try:
+                with self.registry.transaction():
+                    self.registry.delete(name)
+                    self.events.pass_on(name, kind, detail)
+            except RegistryUnavailable:
+                if attempt > 1 or not self.registry.make_room():
+                    raise
+                self.loop.call_later(_RESERVE_SECONDS, self._keep_reserve)
+            else:
+                return
+
+    def pay_all(self) -> None:
+        """At the end of the deck: one last try to record what is owed."""
+        if self._owed_timer is not None:
+            self._owed_timer.cancel()
+        if self._owed:
+            with contextlib.suppress(RegistryError):
+                self._write_owed()
 
     def uptime(self, record: Record, now: float) -> float:
         """Seconds since the leader's start, by the clock that does not step."""

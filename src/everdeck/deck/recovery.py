@@ -5,6 +5,7 @@ its tree, note the end and do as its policy says; never identified, then look fo
 Strangers are left alone. What to do is decided by :func:`everdeck.deck.reconcile.on_open`.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -18,10 +19,10 @@ from everdeck.child import DIR_ENV, WORKER_ENV
 from everdeck.crashpoints import crash_point
 from everdeck.deck import guardian_link
 from everdeck.deck import reconcile as rules
-from everdeck.deck.ending import Ending, pid_of, stop_failed
+from everdeck.deck.ending import Ending, killed, pid_of
 from everdeck.deck.healing import Healing, exit_of_zombie
 from everdeck.deck.home import Inherited
-from everdeck.deck.parts import Parts
+from everdeck.deck.parts import RETRY_SECONDS, Change, Parts
 from everdeck.deck.starting import Starting, leader_by_cookie, spec_from_process
 from everdeck.deck.worker import Worker
 from everdeck.errors import KernelError, NameRefused, ProcessGone, ResourceExhausted
@@ -36,6 +37,9 @@ _log: Final = logging.getLogger("everdeck.deck")
 
 # A child needs microseconds from vfork to exec; this many looks take seconds, and then something else is wrong.
 _VFORK_LOOKS: Final = 500
+
+# SIGKILL needs a moment to be acted upon; whoever is still there then is stuck in the kernel, and open does not wait.
+_UNKILLABLE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,9 @@ class Recovery:
         crash_point("open.orphans-ended")
         for one in seen:
             async with parts.turns.of(one.worker.name):
-                if isinstance(one.decision, rules.Conflict) or one.worker.name in unended:
+                if one.worker.name in unended:
+                    self._leave_unkillable(one, unended[one.worker.name])
+                elif isinstance(one.decision, rules.Conflict):
                     self._starting.conflict(one.worker)
                 elif not isinstance(one.decision, rules.Adopt):
                     await self.bring_up(one.worker)
@@ -138,6 +144,8 @@ class Recovery:
     def _look_at_all(self) -> list[_Seen]:
         """Compare every record with the kernel; only what may be alive is looked at."""
         workers = self._parts.workers.values()
+        for worker in workers:
+            self._look_where_it_was_born(worker)
         alive = [worker for worker in workers if worker.record.phase.is_live]
         # One scan for all starts that were never recorded: a scan per start would be a scan per worker of a group.
         unidentified = [worker.record.cookie for worker in alive if worker.record.identity is None]
@@ -149,6 +157,14 @@ class Recovery:
             _Seen(worker, self._decide(worker, answers.get(worker.name, "gone"), bool(left.get(worker.record.cookie))))
             for worker in workers
         ]
+
+    def _look_where_it_was_born(self, worker: Worker) -> None:
+        """A start that was never recorded may have left its tree in the cgroup in which it was born."""
+        record = worker.record
+        cgroup = self._parts.engine.cgroup_path(record.name)
+        unrecorded = record.phase is State.STARTING and record.cgroup is None
+        if unrecorded and cgroup is not None and containment.is_populated(cgroup):
+            worker.record = replace(record, cgroup=str(cgroup))
 
     def _decide(self, worker: Worker, leader: Literal["alive", "gone", "unknown"], tree_left: bool) -> rules.Opening:
         record = worker.record
@@ -248,32 +264,76 @@ class Recovery:
 
     # --- ending -------------------------------------------------------------------------------------------------
 
-    async def _end_orphans(self, orphans: dict[str, _Seen]) -> set[str]:
+    async def _end_orphans(self, orphans: dict[str, _Seen]) -> dict[str, Outcome]:
         """End what should not live, all at once, and note why; returns those that could not be ended."""
 
         def gone(outcomes: dict[str, Outcome]) -> None:
-            with self._parts.registry.transaction():
-                for name, outcome in outcomes.items():
-                    self._note_orphan(orphans[name], outcome)
-            for name, outcome in outcomes.items():
-                if outcome.gone:
-                    orphans[name].worker.let_go()
-            self._parts.events.wake()
+            ended = {name: outcome for name, outcome in outcomes.items() if outcome.gone}
+            self._parts.note([self._reaped(orphans[name], outcome) for name, outcome in ended.items()])
+            for name in ended:
+                orphans[name].worker.let_go()
 
         subjects = [self._ending.subject(one.worker) for one in orphans.values()]
-        outcomes = await self._ending.end_trees(subjects, gone)
-        return {name for name, outcome in outcomes.items() if not outcome.gone}
+        outcomes = await self._ending.end_trees(subjects, gone, kill_patience_seconds=_UNKILLABLE_SECONDS)
+        return {name: outcome for name, outcome in outcomes.items() if not outcome.gone}
 
-    def _note_orphan(self, orphan: _Seen, outcome: Outcome) -> None:
+    def _reaped(self, orphan: _Seen, outcome: Outcome) -> Change:
         worker, decision = orphan.worker, orphan.decision
-        if not outcome.gone or not isinstance(decision, rules.EndTree):
-            _log.error("%s", stop_failed(worker.name, outcome))
-            return
-        if decision.why == "wanted-stopped":
-            self._ending.record_stopped(worker, outcome)
-            return
-        self._ending.append_killed(worker.name, outcome)
-        self._parts.events.append(worker.name, EventKind.ORPHAN_REAPED, pid=pid_of(worker.record), why=decision.why)
-        if decision.why == "bound-orphan":
-            worker.record = replace(worker.record, phase=State.STOPPED, identity=None, cgroup=None)
-        self._parts.registry.save(worker.record)
+        why = decision.why if isinstance(decision, rules.EndTree) else "wanted-stopped"
+        if why == "wanted-stopped" or worker.record.desired == "stopped":
+            return self._ending.stopped(worker, outcome)
+        record = worker.record
+        told = [*killed(outcome), (EventKind.ORPHAN_REAPED, {"pid": pid_of(record), "why": why})]
+        if why == "bound-orphan":
+            record = replace(record, phase=State.STOPPED, identity=None, cgroup=None)
+        return worker, record, told
+
+    # --- who cannot be killed ---------------------------------------------------------------------------------------
+
+    def _leave_unkillable(self, orphan: _Seen, outcome: Outcome) -> None:
+        """It survived SIGKILL (in a call into a dead disk or mount): it goes on when the kernel lets go of it."""
+        worker = orphan.worker
+        survivors = [{"pid": one.pid, "command": one.command[:200]} for one in outcome.survivors]
+        pids = ", ".join(str(one["pid"]) for one in survivors) or "a process that could not be found"
+        reason = f"pid {pids} survived SIGKILL: in a call that cannot be interrupted; it goes on when that returns"
+        _log.error("worker %r: %s", worker.name, reason)
+        stuck = replace(worker.record, phase=State.STOPPING, reason=reason)
+        event = (EventKind.STOPPING, {"pid": pid_of(worker.record), "reason": reason, "survivors": survivors})
+        self._parts.note([(worker, stuck, [event])])
+        self._parts.tasks.start(self._go_on_when_released(orphan, tuple(one.pid for one in outcome.survivors)))
+
+    async def _go_on_when_released(self, orphan: _Seen, pids: tuple[int, ...]) -> None:
+        parts, worker = self._parts, orphan.worker
+        cookie = worker.record.cookie
+        while True:
+            await self._ended(pids)
+            async with parts.turns.of(worker.name):
+                if parts.closing or parts.workers.get(worker.name) is not worker or worker.record.cookie != cookie:
+                    return
+                if worker.record.phase is not State.STOPPING:
+                    return
+                tree = worker.tree()
+                pids = tuple(containment.members([tree])[tree.cookie])
+                if not pids and containment.is_gone(tree, ()):
+                    worker.record = replace(worker.record, reason=None)
+                    parts.note([self._reaped(orphan, Outcome(gone=True))])
+                    worker.let_go()
+                    await self.bring_up(worker)
+                    return
+            if not pids:  # somebody holds its lock whom we cannot see: there is nothing to wait for but time
+                await asyncio.sleep(RETRY_SECONDS)  # noqa: TID251 - see above
+
+    async def _ended(self, pids: Sequence[int]) -> None:
+        """Wait until all of them have ended."""
+        for pid in pids:
+            try:
+                pidfd = ids.open_pidfd(pid)
+            except KernelError:
+                continue
+            ended = asyncio.Event()
+            self._parts.watch.ended(pidfd, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                self._parts.watch.forget(pidfd)
+                os.close(pidfd)

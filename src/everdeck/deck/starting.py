@@ -217,6 +217,7 @@ class Starting:
                     record,
                     phase=State.RUNNING,
                     identity=order.identity,
+                    cgroup=_born_in(order.launched),
                     started_at=now,
                     restarts=record.restarts + (order.kind is EventKind.RESTARTED),
                 )
@@ -250,11 +251,12 @@ class Starting:
                 cwd=spec.cwd or f"{parts.engine.home(name)}/data",
                 already_ready=worker.record.ready,
                 heard_by_another=not fresh and not parts.same_ear,
+                born=lambda: parts.engine.born_beside(worker.record.name, spec, worker.record.cgroup),
             )
-        if fresh or worker.record.cgroup is None:
+        if worker.record.cgroup is None:
             cgroup = parts.engine.cgroup_path(name)
             if cgroup is not None:
-                parts.gatherer.gather(worker.tree(), cgroup)
+                parts.gatherer.gather(worker.tree(), containment.joined_later(cgroup))
 
     def bind(self, worker: Worker, spec: WorkerSpec) -> None:
         """Let the guardian know whom to end when we die."""
@@ -434,6 +436,10 @@ class Starting:
 def _refuse_broken(order: Order) -> None:
     if order.spec is order.before.spec and order.before.broken is not None:
         raise RecordBroken(order.worker.name, order.before.broken)
+
+
+def _born_in(launched: Launched | None) -> str | None:
+    return None if launched is None or launched.cgroup is None else str(launched.cgroup)
 
 
 async def _others_go_first() -> BaseException | None:

@@ -2,11 +2,15 @@
 
 Three strengths, reported as they are:
 
-- ``cgroup``: the worker has a cgroup v2 directory of its own. Whatever it forks stays inside, whatever it calls
-  itself, and ``cgroup.kill`` ends all of it at once. The directory is on disk, so it outlives the owner.
+- ``cgroup``: the worker has a cgroup v2 directory of its own and was in it before its first instruction. Whatever it
+  forks stays inside, whatever it calls itself, and ``cgroup.kill`` ends all of it at once. The directory is on disk, so
+  it outlives the owner. Then nothing else counts: neither a cookie nor a lock, which a worker can hand to a stranger.
+- ``cgroup, joined after start``: the same from the moment it was moved in, which is a moment after its start; a process
+  that left its tree within that moment and dropped its cookie stays outside.
 - ``cookie``: every process of the tree inherits the random ``EVERDECK_COOKIE`` of this start in its environment,
   and the descriptor of the worker's lock. One pass over /proc finds the cookie; a process that cleared its
-  environment is still found as a holder of the lock.
+  environment is still found as a holder of the lock. Holding the lock proves nothing by itself, because a descriptor
+  can be passed to anybody: account, start time, session and the owner's own cgroup must fit as well.
 - ``group``: /proc does not show us environments; only the process group of the leader is known.
 
 Group signals go through ``PIDFD_SIGNAL_PROCESS_GROUP`` (6.9), which names the group by the kernel's own object;
@@ -32,6 +36,7 @@ from everdeck.errors import KernelError, LimitUnavailable, NotPermitted, Process
 from everdeck.kernel import flock
 from everdeck.kernel import identity as ids
 from everdeck.model import Containment, Cookie, Identity, Limits
+from everdeck.statedir import DATA
 
 _COOKIE_KEY: Final = f"{COOKIE_ENV}=".encode()
 _CPU_PERIOD_MICROSECONDS: Final = 100_000
@@ -49,11 +54,24 @@ class Tree:
     cgroup: Path | None = None
 
     @property
+    def is_contained(self) -> bool:
+        """Has all of it been in its cgroup from the first instruction on?"""
+        return self.cgroup is not None and not self.cgroup.name.endswith(_JOINED)
+
+    @property
     def strength(self) -> Containment:
         """How strongly this tree can be found and ended."""
         if self.cgroup is not None:
-            return Containment.CGROUP
+            return Containment.CGROUP if self.is_contained else Containment.CGROUP_JOINED
         return Containment.COOKIE if environments_are_readable() else Containment.GROUP
+
+
+_JOINED: Final = "~joined"  # no worker's name ends like that
+
+
+def joined_later(cgroup: Path) -> Path:
+    """The cgroup of a worker that could not be born in it; the name tells whoever finds it, also the next owner."""
+    return cgroup.with_name(cgroup.name + _JOINED)
 
 
 def new_cookie() -> Cookie:
@@ -77,13 +95,13 @@ def members(trees: Sequence[Tree]) -> dict[Cookie, list[int]]:
         else:
             to_scan.append(tree)
     if to_scan:
-        for cookie, pids in cookie_scan({tree.cookie for tree in to_scan}).items():
-            found[cookie].update(pids)
+        carried = cookie_scan({tree.cookie for tree in to_scan})
+        for tree in to_scan:
+            found[tree.cookie].update(pid for pid in carried[tree.cookie] if _may_be_ours(tree, pid))
     for tree in trees:
         # A lock that is held by nobody we found: somebody cleared its environment or left the cgroup.
-        if tree.lock_path is not None and not found[tree.cookie] and flock.is_held(tree.lock_path):
-            heirs = (pid for pid in flock.holders(tree.lock_path) if flock.is_heir(tree.lock_path, pid))
-            found[tree.cookie].update(heirs)
+        if not tree.is_contained and tree.lock_path is not None and not found[tree.cookie]:
+            found[tree.cookie].update(_heirs(tree, tree.lock_path))
     return {cookie: sorted(pids) for cookie, pids in found.items()}
 
 
@@ -134,9 +152,11 @@ def belongs(tree: Tree, pid: int, pidfd: int) -> bool:
         return ids.is_same(tree.identity, pidfd)
     if tree.cgroup is not None and (pids := _cgroup_pids(tree.cgroup)) is not None and pid in pids:
         return True
-    if cookie_of(pid) == tree.cookie:
+    if tree.is_contained:
+        return False
+    if cookie_of(pid) == tree.cookie and _may_be_ours(tree, pid):
         return True
-    return tree.lock_path is not None and flock.is_heir(tree.lock_path, pid)
+    return tree.lock_path is not None and _is_ours_by_lock(tree, tree.lock_path, pid)
 
 
 def is_gone(tree: Tree, found: Sequence[int] | None = None) -> bool:
@@ -146,9 +166,77 @@ def is_gone(tree: Tree, found: Sequence[int] | None = None) -> bool:
     """
     if tree.identity is not None and ids.answer(tree.identity) is not ids.Answer.DIFFERENT:
         return False
-    if tree.lock_path is not None and flock.is_held(tree.lock_path):
+    if not tree.is_contained and tree.lock_path is not None and flock.is_held(tree.lock_path):
         return False
     return not (members([tree])[tree.cookie] if found is None else found)
+
+
+def account_of(lock_path: Path) -> int:
+    """The account that a worker runs as: ``data`` beside its lock is the account's, and only we can give it away."""
+    try:
+        return os.stat(lock_path.with_name(DATA)).st_uid  # noqa: PTH116 - one system call
+    except OSError:
+        return os.geteuid()
+
+
+def _may_be_ours(tree: Tree, pid: int) -> bool:
+    """May we, who can signal everybody, take this process for one of the tree by what it says of itself?
+
+    A worker can make a program of another account carry its cookie. Without root the kernel says no by itself, and such
+    a process is a survivor that we tell of.
+    """
+    if os.geteuid() != 0 or tree.lock_path is None:
+        return True
+    account = account_of(tree.lock_path)
+    try:
+        return account == 0 or ids.accounts_of(pid) == {account}
+    except KernelError:
+        return False
+
+
+def _heirs(tree: Tree, lock_path: Path) -> list[int]:
+    if not flock.is_held(lock_path):
+        return []
+    return [pid for pid in flock.holders(lock_path) if _is_ours_by_lock(tree, lock_path, pid)]
+
+
+def strangers_with_lock(tree: Tree) -> list[int]:
+    """Who holds the lock of a tree, if nobody of the tree does: there is nothing to end and nothing to wait for.
+
+    Not a proof that the tree is gone (a program of it may have changed its account), so nothing starts beside them.
+    """
+    if tree.is_contained or tree.lock_path is None or not flock.is_held(tree.lock_path):
+        return []
+    holders = flock.holders(tree.lock_path)
+    return [] if any(is_ours_by_lock(tree, pid) for pid in holders) else holders
+
+
+def is_ours_by_lock(tree: Tree, pid: int) -> bool:
+    """Is this process, which carries the worker's lock and no cookie, of the worker's tree?
+
+    It inherited the lock from somebody who let go of it; it is of the worker's account alone; it is not older than the
+    worker, nor is the leader of its session; it is no worker of its own; and it is in our own cgroup, where every
+    process of a worker without one is. Anything else was handed the descriptor: a conflict, nobody to be signalled.
+    """
+    return tree.lock_path is not None and not tree.is_contained and _is_ours_by_lock(tree, tree.lock_path, pid)
+
+
+def _is_ours_by_lock(tree: Tree, lock_path: Path, pid: int) -> bool:
+    if tree.identity is None or not flock.is_heir(lock_path, pid):
+        return False
+    born, account = tree.identity.start_ticks, {account_of(lock_path)}
+    try:
+        stat = ids.read_stat(pid)
+        fits = stat.start_ticks >= born and ids.accounts_of(pid) == account and cookie_of(pid) in {None, tree.cookie}
+        if not fits or stat.session == tree.identity.pid:
+            return fits
+        if tree.cgroup is None and ids.read_proc(pid, "cgroup") != ids.read_proc(os.getpid(), "cgroup"):
+            return False
+    except KernelError:
+        return False
+    with contextlib.suppress(KernelError):  # it ended: whoever called setsid is gone, and its number is the session's
+        return ids.read_stat(stat.session).start_ticks >= born and ids.accounts_of(stat.session) == account
+    return True
 
 
 @cache
@@ -273,6 +361,17 @@ def make_cgroup(path: Path) -> bool:
     return True
 
 
+def make_fresh_cgroup(path: Path) -> bool:
+    """As :func:`make_cgroup`, for a worker that will be born in it: a directory that was never killed.
+
+    A process that is cloned into a cgroup after a ``cgroup.kill`` is killed at its birth, for as long as the directory
+    exists (seen on 6.18: the count of kills is compared with that of the parent's cgroup).
+    """
+    with contextlib.suppress(OSError):  # usually there is none
+        os.rmdir(path)  # noqa: PTH106 - one system call on the way of every start
+    return make_cgroup(path)
+
+
 def enter_cgroup(path: Path, pid: int) -> bool:
     """Move a process, which the caller knows to be its own, into the cgroup; False if it is gone or refused.
 
@@ -359,6 +458,16 @@ def _enter_verified(path: Path, pid: int, is_ours: Callable[[int], bool]) -> boo
         return moved
     finally:
         os.close(pidfd)
+
+
+def is_inside(path: Path, pid: int) -> bool:
+    """Is this process in the cgroup now?"""
+    return pid in (_cgroup_pids(path) or ())
+
+
+def is_populated(path: Path) -> bool:
+    """Is anybody in the cgroup?"""
+    return bool(_cgroup_pids(path))
 
 
 def _is_dead(pid: int) -> bool:

@@ -57,6 +57,8 @@ class Outcome:
     gone: bool
     killed: tuple[Survivor, ...] = ()
     survivors: tuple[Survivor, ...] = ()
+    strangers: tuple[Survivor, ...] = ()
+    """Who holds the tree's lock without being of the tree; they were not signalled."""
 
 
 class _Phase(Enum):
@@ -81,8 +83,15 @@ class _Course:
 class Escalation:
     """Ends many trees together. Use as a context manager, or call :meth:`close`."""
 
-    def __init__(self, subjects: Sequence[Subject], *, now: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        subjects: Sequence[Subject],
+        *,
+        now: Callable[[], float] = monotonic,
+        kill_patience_seconds: float = KILL_PATIENCE_SECONDS,
+    ) -> None:
         self._now = now
+        self._kill_patience_seconds = kill_patience_seconds
         try:
             self._epoll = select.epoll()
         except OSError as err:
@@ -178,6 +187,10 @@ class Escalation:
                 self._send(course, pids, number, signal.SIGCONT)
             elif containment.is_gone(tree, ()):
                 self._finish(course, Outcome(gone=True, killed=course.killed))
+            elif strangers := containment.strangers_with_lock(tree):
+                # They are not signalled, and there is nothing that they would leave for: say who they are.
+                holders = tuple(Survivor(pid, ids.command_line(pid)) for pid in strangers)
+                self._finish(course, Outcome(gone=False, killed=course.killed, strangers=holders))
             else:
                 course.look_again_at = self._now() + _UNSEEN_HOLDER_SECONDS
 
@@ -197,7 +210,7 @@ class Escalation:
                     self._finish(course, Outcome(gone=False, killed=course.killed, survivors=survivors))
                 continue
             course.phase = _Phase.KILLED
-            course.deadline = now + KILL_PATIENCE_SECONDS
+            course.deadline = now + self._kill_patience_seconds
             course.killed = survivors
             self._send(course, pids, signal.SIGKILL)
             self._await(course, pids)

@@ -10,6 +10,7 @@ mistaken for success or failure.
 """
 
 import os
+from functools import cache
 
 from everdeck.kernel import pidfd_info
 from everdeck.model import Exit, Exited, Killed, UnknownExit
@@ -40,6 +41,13 @@ def told_by_pidfd(pidfd: int) -> Exit:
     if known is None or not known.told & pidfd_info.EXIT:
         return UnknownExit()
     return from_wait_status(known.wait_status)
+
+
+@cache
+def pidfds_tell() -> bool:
+    """Does this kernel tell through a pidfd how somebody else's child ended (6.15)?"""
+    version = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2] if part.isdigit())
+    return version >= (6, 15)
 
 
 def from_wait_status(status: int) -> Exit:

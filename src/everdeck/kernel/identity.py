@@ -254,6 +254,14 @@ def pidfd_inode(pidfd: int) -> int | None:
     return os.fstat(pidfd).st_ino if has_pidfd_inodes() else None
 
 
+def accounts_of(pid: int) -> set[int]:
+    """The real, effective and saved user ids of a process: one for an ordinary one, more for a setuid program."""
+    for line in read_proc(pid, "status").splitlines():
+        if line.startswith(b"Uid:"):
+            return {int(word) for word in line.split()[1:4]}
+    raise ProcessGone(f"pid {pid} has ended")
+
+
 def command_line(pid: int) -> str:
     """What the process calls itself, for people; empty if it cannot be read."""
     with contextlib.suppress(KernelError):

@@ -25,7 +25,7 @@ from everdeck.child import runtime_directory
 from everdeck.errors import KernelError, StateDirRefused
 from everdeck.kernel import identity as ids
 from everdeck.kernel import pidfd_info
-from everdeck.kernel.containment import Tree, cookie_of
+from everdeck.kernel.containment import Tree, account_of, cookie_of, is_inside
 from everdeck.model import Cookie
 
 ADDRESS_BYTES: Final = 107
@@ -140,7 +140,8 @@ def speaker(
 ) -> str | None:
     """The worker whose process said it, or None: nobody's, or gone without a trace.
 
-    In this order: the leader by its identity; the cookie in the sender's environment; an ancestor that is a
+    It must be of the worker's account, and in its cgroup where it has one. Which worker, in this order: the leader by
+    its identity; the cookie in the sender's environment; an ancestor that is a
     leader (a helper that cleared its environment); the cgroup, which since Linux 6.15 the pidfd remembers even of
     a sender that ended before we looked.
     """
@@ -148,8 +149,35 @@ def speaker(
         found = _by_process(said.pid, by_leader, by_cookie)
         # The pid was the sender's all along only if the sender is alive now; a zombie still keeps its pid.
         if found is not None and (said.pidfd is None or not _reaped(said.pidfd, said.pid)):
-            return found.name
+            return found.name if _may_speak_for(said, found) else None
     return _by_cgroup(said, by_leader.values())
+
+
+def _may_speak_for(said: Notification, tree: Tree) -> bool:
+    """Only from inside the worker's cgroup where it has one, and as the worker's account: a cookie can be stolen."""
+    if tree.cgroup is not None and not _is_in_cgroup(said, tree.cgroup):
+        return False
+    accounts = _accounts(tree)
+    # A worker that is root may hand work to other accounts; of those the kernel, not a cookie, must say whose they are.
+    return said.uid in accounts or (0 in accounts and (tree.cgroup is not None or _descends(said.pid, tree)))
+
+
+def _accounts(tree: Tree) -> set[int]:
+    """As whom the worker was started, and as whom its leader runs now: a program may give up root by itself."""
+    accounts = {os.geteuid() if tree.lock_path is None else account_of(tree.lock_path)}
+    if tree.identity is not None:
+        with contextlib.suppress(KernelError):
+            accounts |= ids.accounts_of(tree.identity.pid)
+    return accounts
+
+
+def _is_in_cgroup(said: Notification, cgroup: Path) -> bool:
+    number = None if said.pidfd is None else _cgroup_number(said.pidfd)
+    if not number:
+        return is_inside(cgroup, said.pid)
+    with contextlib.suppress(OSError):
+        return cgroup.stat().st_ino == number
+    return False
 
 
 _NEXT: Final = ".next"
@@ -198,15 +226,26 @@ def _by_process(pid: int, by_leader: Mapping[int, Tree], by_cookie: Mapping[Cook
     cookie = cookie_of(pid)
     if cookie is not None and cookie in by_cookie:
         return by_cookie[cookie]
-    ancestor = pid
-    for _ in range(_MOST_ANCESTORS):
-        ancestor = ids.read_stat(ancestor).ppid
-        if ancestor <= 1:
-            return None
+    for ancestor in _ancestors(pid):
         leader = _leader(ancestor, by_leader)
         if leader is not None:
             return leader
     return None
+
+
+def _descends(pid: int, tree: Tree) -> bool:
+    if tree.identity is None:
+        return False
+    by_leader = {tree.identity.pid: tree}
+    return any(_leader(one, by_leader) is not None for one in (pid, *_ancestors(pid)))
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    for _ in range(_MOST_ANCESTORS):
+        pid = ids.read_stat(pid).ppid
+        if pid <= 1:
+            return
+        yield pid
 
 
 def _leader(pid: int, by_leader: Mapping[int, Tree]) -> Tree | None:
@@ -236,7 +275,7 @@ def _by_cgroup(said: Notification, trees: Iterable[Tree]) -> str | None:
         with contextlib.suppress(OSError):
             # A cgroup's id is the inode of its directory (cgroups(7), name_to_handle_at(2)).
             if tree.cgroup is not None and tree.cgroup.stat().st_ino == number:
-                return tree.name
+                return tree.name if {said.uid, 0} & _accounts(tree) else None
     return None
 
 

@@ -1,11 +1,13 @@
 """One process, started in its own session, with exactly what it was given.
 
-``subprocess.Popen`` without ``preexec_fn`` does vfork and exec in C: safe in a threaded host, and the parent
-goes on only when the exec has happened or failed, so there is nothing to wait for. It closes every descriptor
-but the ones we pass. What it cannot do before the exec (resource limits, nice, oom_score_adj, joining a cgroup,
-undoing a signal mask or ignored signals that the host would pass on) is done by :mod:`everdeck.kernel.launch`,
-a short program that the worker's process runs first and then replaces by the worker's own; it is used only when
-one of these is asked for, because it costs the start of a Python interpreter.
+Three ways, one result. :mod:`everdeck.kernel.native` does everything in the process itself between its birth and its
+exec. Without it, ``subprocess.Popen`` without ``preexec_fn`` (vfork and exec in C, safe in a threaded host) is enough
+for a worker that asks for nothing special; whatever else :class:`everdeck.kernel.birth.Birth` asks for, and undoing a
+signal mask or ignored signals that the host would pass on, is done by :mod:`everdeck.kernel.launch`, a short program
+that the worker's process runs first and then replaces by the worker's own, at the price of starting an interpreter.
+
+Nothing that the worker chose is used with our rights: its environment reaches the launcher by a descriptor, and its
+working directory is entered and its program looked for when the rights have been given up.
 
 See vfork(2), execve(2), setsid(2), signal(7) "Execution of signal handlers; dispositions over execve".
 """
@@ -15,16 +17,19 @@ import contextlib
 import errno
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from everdeck.errors import ProcessGone, ResourceExhausted, SpawnFailed
 from everdeck.kernel import identity as ids
+from everdeck.kernel import native
+from everdeck.kernel.birth import Birth
 from everdeck.model import Identity
 
 # What the host may have set to "ignore" and a worker should not inherit. SIGPIPE and SIGXFSZ are put back by Popen.
@@ -34,30 +39,10 @@ _WATCHED_SIGNALS: Final = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Privileges:
-    """Who the worker runs as; None keeps ours."""
-
-    uid: int | None = None
-    gid: int | None = None
-    groups: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BeforeExec:
-    """What must be true of the process before its program runs; the defaults ask for nothing."""
-
-    open_files: int | None = None
-    nice: int | None = None
-    oom_score_adj: int | None = None
-    cgroup_procs: str | None = None
-
-    def asks_for_something(self) -> bool:
-        """Does any of it need the launcher?"""
-        return self != _NOTHING
-
-
-_NOTHING: Final = BeforeExec()
+_PLAIN: Final = Birth()
+_NO_CLONE3: Final = frozenset({errno.ENOSYS, errno.EPERM, errno.EINVAL})  # not built, an older kernel, or filtered away
+_LAUNCHER_LOOK_MILLISECONDS: Final = 100
+_LAUNCHER_LOOKS: Final = 600
 _ENDED_UNSEEN_TICKS: Final = 1 << 62  # later than any process starts: never anybody's, and an uptime of nothing
 
 
@@ -67,6 +52,8 @@ class Child:
 
     pidfd: int
     pid: int
+    in_cgroup: bool = False
+    """Was it in the wanted cgroup before its first instruction?"""
 
 
 def make_files_private(given: int | None = None) -> int:
@@ -93,22 +80,25 @@ def spawn(
     stdout_fd: int,
     stderr_fd: int,
     keep_fds: Sequence[int] = (),
-    umask: int | None = None,
-    privileges: Privileges | None = None,
-    before_exec: BeforeExec = _NOTHING,
+    birth: Birth = _PLAIN,
 ) -> Child:
     """Start ``command`` in a new session; return when its program has been exec'ed.
 
     The child has 0, 1, 2 and ``keep_fds`` open and nothing else. When the program cannot be executed,
-    :class:`SpawnFailed` names it and the errno, and no process is left behind.
+    :class:`SpawnFailed` names it and the errno, and no process is left behind. A cgroup that refuses the process is an
+    error only if ``birth`` says that it must be inside.
     """
-    if umask is None:
-        umask = _workers_umask
-    if before_exec.asks_for_something() or privileges is not None or _signals_need_undoing():
-        return _spawn_through_launcher(
-            command, env, cwd, (stdin_fd, stdout_fd, stderr_fd), keep_fds, umask, privileges, before_exec
-        )
-    return _held(_popen(command, env, cwd, (stdin_fd, stdout_fd, stderr_fd), keep_fds, umask))
+    if birth.umask is None and _workers_umask is not None:
+        birth = replace(birth, umask=_workers_umask)
+    stdio = (stdin_fd, stdout_fd, stderr_fd)
+    try:
+        return _spawn_natively(command, env, cwd, stdio, keep_fds, birth)
+    except native.Refused as err:
+        if err.step != "clone" or err.number not in _NO_CLONE3:
+            raise _as_error(err, command[0], cwd) from err
+    if birth.is_plain and not _signals_need_undoing():
+        return _held(_popen(command, env, cwd, stdio, keep_fds, birth.umask))
+    return _spawn_through_launcher(command, env, cwd, stdio, keep_fds, birth)
 
 
 def identify(child: Child) -> Identity:
@@ -191,45 +181,100 @@ def _signals_need_undoing() -> bool:
     return any(_signal.getsignal(number) == _signal.SIG_IGN for number in _WATCHED_SIGNALS)
 
 
+def _spawn_natively(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    stdio: tuple[int, int, int],
+    keep_fds: Sequence[int],
+    birth: Birth,
+) -> Child:
+    try:
+        pid, pidfd = native.spawn(command, env, cwd, stdio, keep_fds, birth)
+    except native.Refused as err:
+        if err.step != "cgroup" or birth.cgroup_required:
+            raise
+        birth = replace(birth, cgroup=None)
+        pid, pidfd = native.spawn(command, env, cwd, stdio, keep_fds, birth)
+    return Child(pidfd, pid, in_cgroup=birth.cgroup is not None)
+
+
 def _spawn_through_launcher(
     command: Sequence[str],
     env: Mapping[str, str],
     cwd: str,
     stdio: tuple[int, int, int],
     keep_fds: Sequence[int],
-    umask: int | None,
-    privileges: Privileges | None,
-    before_exec: BeforeExec,
+    birth: Birth,
 ) -> Child:
     report_fd, child_report_fd = os.pipe2(os.O_CLOEXEC)
+    orders_fd = os.memfd_create("everdeck-orders")
     try:
-        orders = {
+        orders = asdict(birth) | {
             "report_fd": child_report_fd,
-            "umask": umask,
-            "lc_ctype": env.get("LC_CTYPE"),
-            **asdict(before_exec),
-            **(asdict(privileges) if privileges else {}),
+            "filter": birth.filter.hex(),
+            "command": list(command),
+            "programs": [str(Path(folder, command[0])) for folder in _folders(command[0], env)],
+            "env": dict(env),
+            "cwd": cwd,
         }
+        os.write(orders_fd, json.dumps(orders).encode())
         launcher = str(Path(__file__).with_name("launch.py"))
-        words = [python_program(), "-I", "-S", launcher, json.dumps(orders), *command]
-        pid = _popen(words, env, cwd, stdio, [*keep_fds, child_report_fd], None)
+        words = [python_program(), "-I", "-S", launcher, str(orders_fd)]
+        fds = [*keep_fds, child_report_fd, orders_fd, *(() if birth.ruleset_fd is None else (birth.ruleset_fd,))]
+        # An empty environment: whatever the worker's says about the loader or about Python is for the worker.
+        pid = _popen(words, {}, "/", stdio, fds, None)
         os.close(child_report_fd)
         child_report_fd = -1
         child = _held(pid)
-        # End-of-file: the worker's program replaced the launcher and close-on-exec closed the pipe.
-        complaint = b""
-        while piece := os.read(report_fd, 4096):
-            complaint += piece
-        if complaint:
-            os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)
+        complaint = _complaint(report_fd, child.pidfd)
+        if complaint is not None:
+            _end_unidentified(pid)
             os.close(child.pidfd)
-            told = json.loads(complaint)
-            raise SpawnFailed(command[0], told["errno"], told["what"])
-        return child
+            raise _as_error(complaint, command[0], cwd)
+        return replace(child, in_cgroup=birth.cgroup is not None)
     finally:
+        os.close(orders_fd)
         os.close(report_fd)
         if child_report_fd >= 0:
             os.close(child_report_fd)
+
+
+def _complaint(report_fd: int, pidfd: int) -> native.Refused | None:
+    """What the launcher could not do; None at end-of-file: the worker's program replaced it and closed the pipe.
+
+    Once it is of another account that account may stop it, and we do not wait for that to end.
+    """
+    poller = select.poll()
+    poller.register(report_fd, select.POLLIN)
+    for _ in range(_LAUNCHER_LOOKS):
+        if poller.poll(_LAUNCHER_LOOK_MILLISECONDS):
+            said = os.read(report_fd, 4096)
+            if not said:
+                return None
+            told = json.loads(said)
+            return native.Refused(told["what"], told["errno"])
+        if os.waitid(os.P_PIDFD, pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
+            break
+    return native.Refused("patience", errno.ETIMEDOUT)
+
+
+def _folders(program: str, env: Mapping[str, str]) -> list[str]:
+    return [""] if "/" in program else os.get_exec_path(dict(env))
+
+
+def _as_error(refused: native.Refused, program: str, cwd: str) -> SpawnFailed | ResourceExhausted:
+    match refused.step:
+        case "exec":
+            return SpawnFailed(program, refused.number)
+        case "cwd":
+            return SpawnFailed(program, refused.number, f"working directory {cwd}")
+        case "patience":
+            return SpawnFailed(program, refused.number, "stopped by its own account before it could run")
+        case "clone":
+            return _refused(OSError(refused.number, os.strerror(refused.number)), program, cwd)
+        case step:
+            return SpawnFailed(program, refused.number, step)
 
 
 def _refused(err: OSError, program: str, cwd: str) -> SpawnFailed | ResourceExhausted:

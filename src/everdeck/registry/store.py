@@ -5,6 +5,9 @@ cut once :meth:`Registry.sync` has returned: ``synchronous = NORMAL`` leaves out
 of the write-ahead log makes all commits before it durable, which is what ``FULL`` would do for each of them. Who gives
 an answer syncs first; any number of answers share one sync.
 
+A small file beside it keeps some room: a full disk must not keep us from noting that the worker that fills it was
+stopped. :meth:`Registry.make_room` gives it up; it is made again when there is room.
+
 Event ids are never used twice, though the last commits may be taken back by a power cut: they are given out of blocks
 that were reserved, synced, in a file of their own beside the registry. The first owner after a boot begins a new block,
 and so does one that finds the registry lost; the next owner of the same boot goes on without a gap.
@@ -40,6 +43,9 @@ EVENTS_KEPT: Final = 100_000
 _PRUNE_EVERY: Final = 1_000
 _IDS_IN_A_BLOCK: Final = 10_000
 _IDS_SUFFIX: Final = "-ids"
+_RESERVE_SUFFIX: Final = "-reserve"
+_RESERVE_BYTES: Final = 1 << 18  # some dozens of commits
+_ROOM_FOR_RESERVE: Final = 16 * _RESERVE_BYTES  # on a disk with less free than this, others need it more
 _BUSY_SECONDS: Final = 5.0
 
 _decode_spec: Final = msgspec.json.Decoder(WorkerSpec).decode
@@ -193,6 +199,34 @@ class Registry:
         self.set_meta("boot_id", boot_id)
         self._wal_fd = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC)
         disk.sync_directory(self.path.parent)
+
+    def keep_reserve(self) -> bool:
+        """Set some room aside for when the disk is full; whether there is one now."""
+        path = f"{self.path}{_RESERVE_SUFFIX}"
+        try:
+            room = os.statvfs(self.path.parent)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                if os.fstat(fd).st_size >= _RESERVE_BYTES:
+                    return True
+                if room.f_bavail * room.f_frsize < _ROOM_FOR_RESERVE:
+                    return False
+                os.posix_fallocate(fd, 0, _RESERVE_BYTES)
+            finally:
+                os.close(fd)
+        except OSError:  # no room, no quota, read-only: it is tried again
+            return False
+        return True
+
+    def make_room(self) -> bool:
+        """Give up the reserve, because the disk is full; whether there was one."""
+        path = f"{self.path}{_RESERVE_SUFFIX}"
+        try:
+            had = os.stat(path).st_size > 0  # noqa: PTH116 - beside the other raw calls
+            os.truncate(path, 0)
+        except OSError:
+            return False
+        return had
 
     def close(self) -> None:
         """Let go of the file."""

@@ -1,0 +1,344 @@
+/* One process, with everything that must be true of it before its program runs, in one step.
+ *
+ * What a worker needs before its first instruction (its cgroup, its account, its limits, Landlock, seccomp) can only be
+ * done by the process itself, between its birth and its exec. In Python that takes a second program, which costs the
+ * start of an interpreter (20-40 ms); here it takes the system calls (0.1 ms). everdeck/kernel/native.py calls this
+ * through ctypes, so it needs no headers of Python and is the same file for every version. Without it (no compiler when
+ * the package was built, another processor) everdeck/kernel/launch.py does the same, more slowly.
+ *
+ * The child shares our memory until its exec (CLONE_VM | CLONE_VFORK), like posix_spawn: nothing is copied, and it makes
+ * only system calls, never malloc, locks or stdio. Where the child changes its account it gets a copy instead ("apart"):
+ * from that moment on processes of the other account may signal it, and one that was stopped would keep us waiting in
+ * vfork for ever; from a copy we wait with a deadline.
+ *
+ * clone3 is called by hand because CLONE_INTO_CGROUP has no wrapper, and a child on our own stack must not return from
+ * a function that was called before. See clone(2), vfork(2), "Standard library notes" in vfork(2), cgroups(7).
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define NO_CLONE3 435
+#define NO_CLOSE_RANGE 436
+#define NO_LANDLOCK_RESTRICT_SELF 446
+#define INTO_CGROUP 0x200000000ULL
+#define WITH_PIDFD 0x00001000ULL
+#define SHARED_MEMORY (0x00000100ULL | 0x00004000ULL) /* CLONE_VM | CLONE_VFORK */
+#define PATIENCE_MILLISECONDS 30000
+#define LOOK_MILLISECONDS 50
+#define STACK_BYTES 65536
+#define LAST_SIGNAL 64
+
+/* The order of everdeck.kernel.native.STEPS. */
+enum step { CLONE, CGROUP, SESSION, DESCRIPTORS, OPEN_FILES, NICE, OOM, CAPABILITIES, GROUP, USER, CWD, PRIVILEGES,
+            LANDLOCK, SECCOMP, EXEC, PATIENCE };
+
+struct order {
+    const char *const *programs; /* each is tried; NULL ends the list */
+    char *const *argv;
+    char *const *envp;
+    const char *cwd;
+    const int *keep;
+    const gid_t *groups;
+    const char *oom_score_adj; /* NULL: as it is */
+    const void *filter;        /* a struct sock_filter[] */
+    int64_t uid, gid;          /* -1: as it is */
+    int64_t open_files;        /* -1: as it is */
+    int32_t stdio[3];
+    int32_t keep_count;
+    int32_t groups_count;      /* -1: as they are */
+    int32_t cgroup_fd;         /* -1: ours */
+    int32_t umask;             /* -1: as it is */
+    int32_t nice;              /* above 19: as it is */
+    int32_t ruleset_fd;        /* -1: none */
+    int32_t filter_length;     /* 0: none */
+    int32_t no_core, no_capabilities, no_new_privileges, apart;
+};
+
+struct answer {
+    int32_t pid, pidfd, step, error;
+};
+
+struct clone3_arguments { /* struct clone_args of linux/sched.h, as of 5.7 */
+    uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup;
+};
+
+struct program_of_filter { /* struct sock_fprog */
+    unsigned short length;
+    const void *filter;
+};
+
+struct birth {
+    const struct order *order;
+    struct answer *told; /* in memory that we share; or */
+    int report_fd;       /* a pipe, when we do not */
+};
+
+size_t everdeck_order_bytes(void) { return sizeof(struct order); }
+
+static void fail(const struct birth *birth, enum step step)
+{
+    int32_t told[2] = {(int32_t)step, errno};
+    if (birth->report_fd >= 0) {
+        ssize_t written = write(birth->report_fd, told, sizeof told);
+        (void)written;
+    } else {
+        birth->told->step = told[0];
+        birth->told->error = told[1];
+    }
+    syscall(SYS_exit_group, 127);
+}
+
+static int place_descriptors(const struct order *order, int report_fd)
+{
+    int from[3];
+    for (int i = 0; i < 3; i++) { /* out of the way first: a source may be one of 0, 1, 2 */
+        from[i] = order->stdio[i];
+        if (from[i] < 3 && (from[i] = fcntl(from[i], F_DUPFD_CLOEXEC, 3)) < 0)
+            return -1;
+    }
+    for (int i = 0; i < 3; i++)
+        if (dup2(from[i], i) < 0)
+            return -1;
+    if (syscall(NO_CLOSE_RANGE, 3U, ~0U, 4U /* CLOSE_RANGE_CLOEXEC */) < 0)
+        return -1;
+    for (int i = 0; i < order->keep_count; i++)
+        if (order->keep[i] > 2 && order->keep[i] != report_fd && fcntl(order->keep[i], F_SETFD, 0) < 0)
+            return -1;
+    return 0;
+}
+
+static int write_oom_score(const char *score)
+{
+    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    return fd < 0 || write(fd, score, strlen(score)) < 0 ? -1 : close(fd);
+}
+
+static int empty_capabilities(void)
+{
+    struct { uint32_t version; int pid; } header = {0x20080522, 0};
+    struct { uint32_t effective, permitted, inheritable; } sets[2];
+    for (unsigned long one = 0; one < 64; one++)
+        if (prctl(PR_CAPBSET_DROP, one, 0, 0, 0) < 0) {
+            if (errno == EINVAL && one > 0) /* past the last one of this kernel */
+                break;
+            return -1;
+        }
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+    if (syscall(SYS_capget, &header, sets) < 0)
+        return -1;
+    sets[0].inheritable = sets[1].inheritable = 0;
+    return (int)syscall(SYS_capset, &header, sets);
+}
+
+/* Raw calls: the C library's own would tell every thread of the program that started us to follow. */
+static int become(const struct order *order, enum step *step)
+{
+    *step = GROUP;
+    if (order->groups_count >= 0 && syscall(SYS_setgroups, (size_t)order->groups_count, order->groups) < 0)
+        return -1;
+    if (order->gid >= 0 && syscall(SYS_setresgid, (gid_t)order->gid, (gid_t)order->gid, (gid_t)order->gid) < 0)
+        return -1;
+    *step = USER;
+    return order->uid >= 0
+               ? (int)syscall(SYS_setresuid, (uid_t)order->uid, (uid_t)order->uid, (uid_t)order->uid)
+               : 0;
+}
+
+static int default_signals(void)
+{
+    static const char zeros[64]; /* a struct sigaction of the kernel: SIG_DFL, no flags, empty mask */
+    uint64_t none = 0;
+    for (int number = 1; number <= LAST_SIGNAL; number++)
+        if (number != SIGKILL && number != SIGSTOP)
+            syscall(SYS_rt_sigaction, number, zeros, NULL, 8);
+    return (int)syscall(SYS_rt_sigprocmask, SIG_SETMASK, &none, NULL, 8);
+}
+
+static void be_born(void *argument)
+{
+    const struct birth *birth = argument;
+    const struct order *order = birth->order;
+    enum step step = GROUP;
+    struct rlimit none = {0, 0};
+    if (setsid() < 0)
+        fail(birth, SESSION);
+    if (place_descriptors(order, birth->report_fd) < 0)
+        fail(birth, DESCRIPTORS);
+    if (order->oom_score_adj && write_oom_score(order->oom_score_adj) < 0)
+        fail(birth, OOM);
+    if (order->nice <= 19 && setpriority(PRIO_PROCESS, 0, order->nice) < 0)
+        fail(birth, NICE);
+    if (order->open_files >= 0) {
+        struct rlimit files = {(rlim_t)order->open_files, (rlim_t)order->open_files};
+        if (setrlimit(RLIMIT_NOFILE, &files) < 0)
+            fail(birth, OPEN_FILES);
+    }
+    if (order->no_core && setrlimit(RLIMIT_CORE, &none) < 0)
+        fail(birth, PRIVILEGES);
+    if (order->umask >= 0)
+        umask((mode_t)order->umask);
+    if (order->no_capabilities && empty_capabilities() < 0)
+        fail(birth, CAPABILITIES);
+    if (become(order, &step) < 0)
+        fail(birth, step);
+    if (chdir(order->cwd) < 0)
+        fail(birth, CWD);
+    if (order->no_new_privileges && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
+        fail(birth, PRIVILEGES);
+    if (order->ruleset_fd >= 0 && syscall(NO_LANDLOCK_RESTRICT_SELF, order->ruleset_fd, 0U) < 0)
+        fail(birth, LANDLOCK);
+    default_signals();
+    if (order->filter_length > 0) {
+        struct program_of_filter program = {(unsigned short)order->filter_length, order->filter};
+        if (syscall(SYS_seccomp, 1U /* SECCOMP_SET_MODE_FILTER */, 0U, &program) < 0)
+            fail(birth, SECCOMP);
+    }
+    int refused = ENOENT;
+    for (const char *const *program = order->programs; *program; program++) {
+        execve(*program, order->argv, order->envp);
+        if (errno != ENOENT && errno != ENOTDIR)
+            refused = errno;
+        if (errno != ENOENT && errno != ENOTDIR && errno != EACCES)
+            break;
+    }
+    errno = refused;
+    fail(birth, EXEC);
+}
+
+/* clone3 on a stack of its own, which runs be_born and never returns here in the child. */
+static long born(struct clone3_arguments *arguments, struct birth *birth)
+{
+#if defined(__x86_64__)
+    long answer = NO_CLONE3;
+    register void (*begin)(void *) __asm__("r12") = be_born;
+    register struct birth *with __asm__("r13") = birth;
+    __asm__ volatile("syscall\n\t"
+                     "test %%rax, %%rax\n\t"
+                     "jnz 1f\n\t"
+                     "xor %%ebp, %%ebp\n\t"
+                     "mov %%r13, %%rdi\n\t"
+                     "call *%%r12\n\t"
+                     "hlt\n"
+                     "1:"
+                     : "+a"(answer)
+                     : "D"(arguments), "S"(sizeof *arguments), "r"(begin), "r"(with)
+                     : "rcx", "r11", "memory", "cc");
+    return answer;
+#elif defined(__aarch64__)
+    register long number __asm__("x8") = NO_CLONE3;
+    register struct clone3_arguments *first __asm__("x0") = arguments;
+    register size_t second __asm__("x1") = sizeof *arguments;
+    register void (*begin)(void *) __asm__("x19") = be_born;
+    register struct birth *with __asm__("x20") = birth;
+    __asm__ volatile("svc #0\n\t"
+                     "cbnz x0, 1f\n\t"
+                     "mov x29, xzr\n\t"
+                     "mov x0, x20\n\t"
+                     "blr x19\n\t"
+                     "brk #1\n"
+                     "1:"
+                     : "+r"(first)
+                     : "r"(number), "r"(second), "r"(begin), "r"(with)
+                     : "x30", "memory", "cc");
+    return (long)first;
+#else
+    (void)arguments, (void)birth, (void)be_born;
+    return -ENOSYS;
+#endif
+}
+
+/* Wait for end-of-file, which is the exec. A child that its own new account keeps stopping is given up at once: others
+ * wait for us. */
+static void heard(struct answer *answer, int report_fd, int pidfd)
+{
+    struct pollfd waiting = {report_fd, POLLIN, 0};
+    int32_t told[2];
+    for (int waited = 0; waited < PATIENCE_MILLISECONDS; waited += LOOK_MILLISECONDS) {
+        siginfo_t seen = {0};
+        int ready = poll(&waiting, 1, LOOK_MILLISECONDS);
+        if (ready > 0) {
+            if (read(report_fd, told, sizeof told) == (ssize_t)sizeof told) {
+                answer->step = told[0];
+                answer->error = told[1];
+            }
+            return;
+        }
+        if (waitid(P_PIDFD, (id_t)pidfd, &seen, WSTOPPED | WNOHANG | WNOWAIT) == 0 && seen.si_pid != 0)
+            break;
+    }
+    answer->step = PATIENCE;
+    answer->error = ETIMEDOUT;
+}
+
+/* 0: exec'ed, and answer has pid and pidfd. -1: answer says which step was refused and why; nothing is left behind. */
+int everdeck_spawn(const struct order *order, struct answer *answer)
+{
+    char stack[STACK_BYTES] __attribute__((aligned(16)));
+    uint64_t all = ~0ULL, before;
+    int report[2] = {-1, -1}, pidfd = -1;
+    struct birth birth = {order, answer, -1};
+    struct clone3_arguments arguments = {
+        .flags = WITH_PIDFD, .pidfd = (uint64_t)(uintptr_t)&pidfd, .exit_signal = SIGCHLD,
+        .stack = (uint64_t)(uintptr_t)stack, .stack_size = sizeof stack,
+    };
+    *answer = (struct answer){-1, -1, -1, 0};
+    if (order->cgroup_fd >= 0) {
+        arguments.flags |= INTO_CGROUP;
+        arguments.cgroup = (uint64_t)order->cgroup_fd;
+    }
+    if (order->apart) {
+        if (pipe2(report, O_CLOEXEC) < 0) {
+            answer->step = CLONE;
+            answer->error = errno;
+            return -1;
+        }
+        birth.report_fd = report[1];
+    } else {
+        arguments.flags |= SHARED_MEMORY;
+    }
+    /* No handler of ours may run in the child: it would be in our memory, with the child's rights. */
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, 8);
+    long pid = born(&arguments, &birth);
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, 8);
+    if (report[1] >= 0)
+        close(report[1]);
+    if (pid < 0) {
+        answer->step = CLONE;
+        answer->error = (int32_t)-pid;
+        /* Which of the two it was: the kernel has no other reason for these than the cgroup. */
+        if (order->cgroup_fd >= 0 && (pid == -EBUSY || pid == -EOPNOTSUPP || pid == -EACCES || pid == -EBADF ||
+                                      pid == -ENODEV || pid == -ENOENT))
+            answer->step = CGROUP;
+    } else if (report[0] >= 0) {
+        heard(answer, report[0], pidfd);
+    }
+    if (report[0] >= 0)
+        close(report[0]);
+    if (answer->step < 0) {
+        answer->pid = (int32_t)pid;
+        answer->pidfd = pidfd;
+        return 0;
+    }
+    if (pid > 0) {
+        siginfo_t seen;
+        if (answer->step == PATIENCE)
+            syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0U);
+        while (waitid(P_PIDFD, (id_t)pidfd, &seen, WEXITED) < 0 && errno == EINTR)
+            ;
+        close(pidfd);
+    }
+    return -1;
+}
