@@ -207,7 +207,7 @@ def test_a_refused_verb_is_told(page: Page, daemon: Daemon, complaints: Complain
     daemon.start("fails", worker("crash"), restart={"max_crashes": 0})
     expect(row(page, "fails")).to_have_attribute("data-state", "failed")
     row(page, "fails").get_by_role("checkbox").click()
-    page.get_by_role("toolbar").get_by_role("button", name="Start").click()
+    page.get_by_role("toolbar").get_by_role("button", name="Start", exact=True).click()
     expect(page.locator(".toast.tone-bad")).to_contain_text("reset it")
     expect(row(page, "fails")).to_have_attribute("data-state", "failed")
 

@@ -779,7 +779,7 @@ def test_stop_all_shows_its_progress_and_rm_all_asks_in_a_terminal(person: Perso
 
 
 def test_top_shows_the_deck_and_acts_on_a_key(person: Person) -> None:
-    """The live view starts in a real terminal, names the workers, stops one on `s` and leaves on `q`."""
+    """The live view starts in a real terminal, names the workers, stops one on `x` and `y`, and leaves on `q`."""
     pytest.importorskip("textual")
     person.types("start", "alice", *SLEEPER)
     env = {**person.env, "TERM": "xterm-256color"}
@@ -793,7 +793,9 @@ def test_top_shows_the_deck_and_acts_on_a_key(person: Person) -> None:
     try:
         view.expect("alice")
         view.expect("running")
-        view.send("s")
+        view.send("x")
+        view.expect("Stop alice")
+        view.send("y")
         until(lambda: person.worker("alice")["state"] == "stopped")
         view.send("q")
         view.expect(pexpect.EOF)

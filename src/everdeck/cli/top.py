@@ -9,7 +9,10 @@ from everdeck.cli import DONE, FAILED, USED_WRONGLY
 def top_options(parser: ArgumentParser) -> None:
     """Options of top."""
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="how often to look (default 1)")
-    parser.epilog = "keys: s stop, r restart, x reset, l log, / filter, c/m/n sort by cpu, memory, name, q quit"
+    parser.epilog = (
+        "keys, as on the page: s start, x stop, r restart, e reset, Delete remove, l log on the whole screen,\n"
+        "j/k down and up, / search, c/m/n sort by cpu, memory, name, q quit; stop, reset and remove ask first"
+    )
 
 
 def top(options: Namespace) -> int:

@@ -1,45 +1,65 @@
-"""The view of ``everdeck top``: a table of workers, a filter, and the last words of the chosen one.
+"""The view of ``everdeck top``: a table of workers, a filter, and what the chosen one prints.
 
-A module of its own because loading it loads Textual.
+The letters are those of the page: s start, x stop, r restart, e reset, Delete remove, l log, / search. What stops,
+resets or removes asks first. A module of its own because loading it loads Textual.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding
-from textual.widgets import DataTable, Footer, Header, Input, RichLog
+from textual.containers import Vertical
+from textual.screen import ModalScreen, Screen
+from textual.widgets import DataTable, Footer, Header, Input, Label, RichLog
 
 from everdeck.cli import output
 from everdeck.cli.act import on_one
-from everdeck.cli.ps import look
+from everdeck.cli.ps import look, note, totals
 from everdeck.client import Client
 from everdeck.errors import EverdeckError
 from everdeck.logs import reader as logreader
 from everdeck.statedir import StateDir
+
+_QUESTIONS: Final = {
+    "stop": "Stop {}? It stays stopped until it is started again.",
+    "reset": "Reset {}? Its crashes are forgotten, and it is started if it should run.",
+    "remove": "Remove {}? Its record, its log and its data are deleted. This cannot be undone.",
+}
+# What the other columns take, so that a long name cannot push them off a terminal of 80 columns.
+_OTHER_COLUMNS: Final = 52
+_LEAST_NAME: Final = 12
+_MOST_NAME: Final = 40
+_LOG_LINES: Final = 1000
 
 
 class Top(App[None]):
     """The table, a filter and a log."""
 
     TITLE = "everdeck top"
-    CSS = "DataTable { height: 1fr; } RichLog { height: 12; border-top: solid $primary; } Input { display: none; }"
+    CSS = "DataTable { height: 1fr; } RichLog { height: 8; border-top: solid $primary; } Input { display: none; }"
     BINDINGS = [  # noqa: RUF012 - Textual declares it so
-        Binding("q", "quit", "Quit"),
-        Binding("s", "act('stop')", "Stop"),
+        Binding("s", "act('start')", "Start"),
+        Binding("x", "act('stop')", "Stop"),
         Binding("r", "act('restart')", "Restart"),
-        Binding("x", "act('reset')", "Reset"),
-        Binding("a", "act('start')", "Start"),
-        Binding("slash", "filter", "Filter"),
-        Binding("c", "sort('cpu_percent')", "by cpu"),
-        Binding("m", "sort('rss_bytes')", "by memory"),
-        Binding("n", "sort('name')", "by name"),
+        Binding("e", "act('reset')", "Reset"),
+        Binding("delete", "act('remove')", "Remove", key_display="Del"),
+        Binding("l", "log", "Log"),
+        Binding("slash", "filter", "Search", key_display="/"),
+        # Named in the help only: a footer of 80 columns holds the verbs.
+        Binding("c", "sort('cpu_percent')", "by cpu", show=False),
+        Binding("m", "sort('rss_bytes')", "by memory", show=False),
+        Binding("n", "sort('name')", "by name", show=False),
+        Binding("j", "cursor(1)", "next", show=False),
+        Binding("k", "cursor(-1)", "previous", show=False),
+        Binding("q", "quit", "Quit"),
     ]
 
     def __init__(self, state: Path, interval_seconds: float) -> None:
         super().__init__()
         self._state_dir = state
         self._interval_seconds = interval_seconds
+        self._looking = False
         self._sort = "name"
         self._filter = ""
         self._shown_log: tuple[str, list[str]] = ("", [])
@@ -50,13 +70,19 @@ class Top(App[None]):
         yield DataTable(cursor_type="row", zebra_stripes=True)
         yield RichLog(wrap=False, markup=False)
         yield Input(placeholder="part of a name")
-        yield Footer()
+        yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         """Begin to look."""
-        self.query_one(DataTable).add_columns("NAME", "STATE", "PID", "UPTIME", "CPU", "RSS", "RESTARTS")
+        self.query_one(DataTable).add_columns("NAME", "STATE", "PID", "UP", "CPU", "RSS", "↻", "NOTE")
         self.set_interval(self._interval_seconds, self.look)
+        self._looking = True
         self.look()
+
+    def on_resize(self) -> None:
+        """Another width: names may be longer or shorter. The first size comes before there is a table."""
+        if self._looking:
+            self.look()
 
     def look(self) -> None:
         """Read the deck once and show it."""
@@ -66,9 +92,11 @@ class Top(App[None]):
             self.sub_title = str(error)
             return
         workers = [worker for worker in seen["workers"] if self._filter in worker["name"]]
-        running = sum(worker["state"] == "running" for worker in workers)
         supervision = f"owner {seen['owner_pid']}" if seen["supervised"] else "NOT SUPERVISED"
-        self.sub_title = f"{supervision}, {running} of {len(workers)} running"
+        shown = f"{len(workers)} of {len(seen['workers'])} shown" if self._filter else totals(seen["workers"])
+        self.sub_title = f"{supervision}, {shown}"
+        if isinstance(self.screen, Question | FullLog):
+            return  # the table lies under it, and is looked at again when it is seen again
         self._fill(workers)
         self._show_log()
 
@@ -78,17 +106,19 @@ class Top(App[None]):
         scroll = table.scroll_y
         by_number = self._sort != "name"
         workers.sort(key=lambda worker: worker[self._sort] or (0 if by_number else ""), reverse=by_number)
+        width = min(_MOST_NAME, max(_LEAST_NAME, self.size.width - _OTHER_COLUMNS))
         table.clear()
         for worker in workers:
             cpu = worker["cpu_percent"]
             table.add_row(
-                worker["name"],
+                output.shortened(worker["name"], width),
                 worker["state"],
                 str(worker["pid"] or "-"),
                 output.duration(worker["uptime_seconds"]),
                 "-" if cpu is None else f"{cpu:.1f}%",
                 output.size(worker["rss_bytes"]),
                 str(worker["restarts"]),
+                note(worker),
                 key=worker["name"],
             )
         names = [worker["name"] for worker in workers]
@@ -125,6 +155,11 @@ class Top(App[None]):
         self._sort = key
         self.look()
 
+    def action_cursor(self, step: int) -> None:
+        """The next or the previous worker."""
+        table = self.query_one(DataTable)
+        table.move_cursor(row=table.cursor_row + step)
+
     def action_filter(self) -> None:
         """Ask for part of a name."""
         field = self.query_one(Input)
@@ -138,14 +173,26 @@ class Top(App[None]):
         self.query_one(DataTable).focus()
         self.look()
 
+    def action_log(self) -> None:
+        """The chosen worker's log on the whole screen."""
+        if (name := self._chosen()) is not None:
+            self.push_screen(FullLog(name, StateDir(self._state_dir).worker(name).log, self._interval_seconds))
+
     def action_act(self, verb: str) -> None:
-        """Act on the chosen worker, in a thread: a stop may take its grace."""
+        """Act on the chosen worker, in a thread: a stop may take its grace. What hurts is asked first."""
         name = self._chosen()
-        if name is not None:
-            self.run_worker(lambda: self._act(verb, name), thread=True)
+        if name is None:
+            return
+        question = _QUESTIONS.get(verb)
+        if question is None:
+            self._begin(verb, name)
+        else:
+            self.push_screen(Question(question.format(name)), lambda yes: self._begin(verb, name) if yes else None)
+
+    def _begin(self, verb: str, name: str) -> None:
+        self.run_worker(lambda: self._act(verb, name), thread=True)
 
     def _act(self, verb: str, name: str) -> None:
-
         try:
             with Client(self._state_dir) as client:
                 on_one(client, verb, name)
@@ -153,3 +200,69 @@ class Top(App[None]):
             self.call_from_thread(self.notify, str(error), severity="error")
         else:
             self.call_from_thread(self.look)
+
+
+class Question(ModalScreen[bool]):
+    """Yes or no; anything that is not yes is no."""
+
+    CSS = "Question { align: center middle; } Vertical { width: 60; height: auto; padding: 1 2; background: $panel; }"
+    BINDINGS = [  # noqa: RUF012 - as above
+        Binding("y,enter", "answer(True)", "Yes"),
+        Binding("n,escape,q", "answer(False)", "No"),
+    ]
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        """The question, and which keys answer it."""
+        with Vertical():
+            yield Label(self._text, markup=False)
+            yield Label("\ny yes    n no")
+
+    def action_answer(self, yes: bool) -> None:
+        """Hand the answer back."""
+        self.dismiss(yes)
+
+
+class FullLog(Screen[None]):
+    """One worker's log on the whole screen, as it grows."""
+
+    CSS = "FullLog RichLog { height: 1fr; border: none; }"
+    BINDINGS = [Binding("l,escape,q", "leave", "Back")]  # noqa: RUF012 - as above
+
+    def __init__(self, name: str, log_dir: Path, interval_seconds: float) -> None:
+        super().__init__()
+        self._name = name
+        self._log_dir = log_dir
+        self._interval_seconds = interval_seconds
+        self._shown: list[str] = []
+
+    def compose(self) -> ComposeResult:
+        """The name and the log."""
+        yield Header()
+        yield RichLog(wrap=True, markup=False, max_lines=_LOG_LINES)
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Begin to look."""
+        self.title = self._name
+        self.set_interval(self._interval_seconds, self.look)
+        self.look()
+
+    def look(self) -> None:
+        """Show the last lines again if there are new ones; whoever scrolled up stays there."""
+        lines = logreader.tail(self._log_dir, lines=_LOG_LINES)
+        if lines == self._shown:
+            return
+        self._shown = lines
+        log = self.query_one(RichLog)
+        follows = log.is_vertical_scroll_end
+        log.clear()
+        for line in lines:
+            log.write(line, scroll_end=follows)
+
+    def action_leave(self) -> None:
+        """Back to the table."""
+        self.dismiss()

@@ -1,0 +1,106 @@
+"""``everdeck top`` in a terminal of 80 columns, driven key by key."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.cli_daemon import PATIENCE_SECONDS, Person
+
+pytest.importorskip("textual", reason="textual is not installed (extra top)")
+from textual.pilot import Pilot
+from textual.widgets import DataTable, RichLog
+
+from everdeck.cli.top_view import Top
+
+LONG = "customer-" + "x" * 100 + "-17"
+
+
+@pytest.fixture(scope="module")
+def person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
+    """A deck with a worker that has a long name, and one that talks."""
+    person = Person(tmp_path_factory.mktemp("top") / "state")
+    try:
+        person.up()
+        person.types("start", LONG, "--", "sleep", "1000")
+        person.types("start", "talks", "--", "sh", "-c", "seq 40; exec sleep 1000")
+        person.types("start", "bad", "--max-crashes", "0", "--", "false")
+        yield person
+    finally:
+        person.leaves()
+
+
+def _drive(state: Path, steps: Callable[[Top, Pilot[None]], Awaitable[None]]) -> None:
+    async def driven() -> None:
+        top = Top(state, 0.1)
+        async with top.run_test(size=(80, 24)) as pilot:
+            await _until(lambda: top.query_one(DataTable).row_count == 3)
+            await steps(top, pilot)
+
+    asyncio.run(driven())
+
+
+async def _until(fact: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not fact():  # noqa: ASYNC110 - what is waited for is what the view shows
+            await asyncio.sleep(0.02)
+
+
+def _row(top: Top, name: str) -> list[str]:
+    return [str(cell) for cell in top.query_one(DataTable).get_row(name)]
+
+
+def test_a_long_name_leaves_room_for_the_rest(person: Person) -> None:
+    """State, pid and the note are within 80 columns; the footer holds every verb; a search says how many it shows."""
+
+    async def steps(top: Top, pilot: Pilot[None]) -> None:
+        assert "…" in _row(top, LONG)[0]
+        assert _row(top, LONG)[1] == "running"
+        table = top.query_one(DataTable)
+        before_note = sum(column.get_render_width(table) for column in list(table.columns.values())[:-1])
+        assert before_note < 70
+        await _until(lambda: "everdeck reset bad" in _row(top, "bad")[-1])
+        keys = [binding.description for binding in top.BINDINGS if binding.show]
+        assert sum(len(key) + 4 for key in keys) <= 80
+        await pilot.press("slash", *"talk", "enter")
+        await _until(lambda: "1 of 3 shown" in top.sub_title)
+
+    _drive(person.state, steps)
+
+
+def test_the_letters_of_the_page_and_a_question_before_what_hurts(person: Person) -> None:
+    """X asks, n leaves it running, y stops it; s starts it again without a question."""
+
+    async def steps(top: Top, pilot: Pilot[None]) -> None:
+        names = [row.value for row in top.query_one(DataTable).rows]
+        for _ in range(names.index("talks")):
+            await pilot.press("j")
+        await pilot.press("x", "n")
+        for key in ("e", "delete"):
+            await pilot.press(key)
+            assert len(top.screen_stack) == 2
+            await pilot.press("escape")
+        assert _row(top, "talks")[1] == "running"
+        await pilot.press("x", "y")
+        await _until(lambda: _row(top, "talks")[1] == "stopped")
+        await pilot.press("s")
+        await _until(lambda: _row(top, "talks")[1] == "running")
+
+    _drive(person.state, steps)
+
+
+def test_the_log_on_the_whole_screen(person: Person) -> None:
+    """More than the lines under the table, and back."""
+
+    async def steps(top: Top, pilot: Pilot[None]) -> None:
+        names = [row.value for row in top.query_one(DataTable).rows]
+        for _ in range(names.index("talks")):
+            await pilot.press("j")
+        await pilot.press("l")
+        await _until(lambda: len(top.screen_stack) == 2)
+        await _until(lambda: len(top.screen.query_one(RichLog).lines) >= 40)
+        await pilot.press("escape")
+        assert len(top.screen_stack) == 1
+
+    _drive(person.state, steps)
