@@ -23,12 +23,13 @@ from msgspec import UNSET, Meta, UnsetType
 
 from everdeck.access import Role
 from everdeck.errors import ConfigRefused, NameRefused, SpecError
-from everdeck.model import SatelliteSpec, Secret, WorkerSpec, worker_name
+from everdeck.model import EventKind, SatelliteSpec, Secret, WorkerSpec, worker_name
 from everdeck.satellites import completed, option_schemas
 from everdeck.specforms import optional_fields
 
 SCHEMA_ID: Final = "everdeck.schema.json"
 DEFAULT_FILE: Final = "everdeck.toml"
+NOTIFIED: Final = ("failed", "unhealthy", "dead-letter", "lock-conflict")
 
 
 class SecretFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,10 +113,37 @@ class ServerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ) = UNSET
 
 
+class NotifyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[notify]``: whom to tell, elsewhere, when something needs a person."""
+
+    url: Annotated[str, Meta(description="POST a signed JSON document there.")] | UnsetType = UNSET
+    secret: Annotated[str | SecretFile, Meta(description="The file with the key that signs the POST.")] | UnsetType = (
+        UNSET
+    )
+    satellite: Annotated[str, Meta(description="Or send a message through this satellite …")] | UnsetType = UNSET
+    to: Annotated[str, Meta(description="… to this chat or address.")] | UnsetType = UNSET
+    events: Annotated[tuple[str, ...], Meta(description="Kinds of events, and dead-letter.")] = NOTIFIED
+    quiet_seconds: Annotated[
+        float, Meta(ge=0, le=3600, description="Gather events until none has come for so long; a storm is one message.")
+    ] = 10.0
+
+
+class Notify(msgspec.Struct, frozen=True):
+    """``[notify]`` that was read without a problem, its secret too."""
+
+    events: tuple[str, ...]
+    quiet_seconds: float
+    url: str | None = None
+    secret: str | None = None
+    satellite: str | None = None
+    to: str | None = None
+
+
 class ConfigTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole of ``everdeck.toml``."""
 
     server: ServerTable = ServerTable()
+    notify: NotifyTable | UnsetType = UNSET
     template: dict[str, TemplateTable] = {}
     worker: dict[str, WorkerTable] = {}
 
@@ -127,6 +155,7 @@ class Config(msgspec.Struct, frozen=True):
     workers: dict[str, WorkerSpec]
     templates: dict[str, dict[str, Any]]
     server: ServerTable = ServerTable()
+    notify: Notify | None = None
 
 
 def load(path: str | Path) -> Config:
@@ -210,6 +239,7 @@ class _Reader:
     def config(self) -> Config:
         self._refuse_unknown(("",), self._document, ConfigTable, ())
         server = self._server()
+        notify = self._notify()
         templates = self._templates()
         workers = {name: spec for name, spec in self._workers(templates) if spec is not None}
         if self._problems:
@@ -219,7 +249,7 @@ class _Reader:
             raise ConfigRefused(str(self._file), tuple(ordered))
         whole_path = str(self._file.resolve())
         stored = {name: {**table, "_file": whole_path} for name, table in templates.items()}
-        return Config(whole_path, workers, stored, server)
+        return Config(whole_path, workers, stored, server, notify)
 
     def _problem(self, keys: tuple[str, ...], what: str) -> None:
         self._problems.append((self._line(keys), f"{_dotted(keys)}: {what}"))
@@ -243,6 +273,29 @@ class _Reader:
             if isinstance(value := getattr(converted, key), str) and value != "-"
         }
         return msgspec.structs.replace(converted, **changes)
+
+    def _notify(self) -> Notify | None:
+        if "notify" not in self._document:
+            return None
+        converted: NotifyTable | None = self._converted(("notify",), self._document["notify"], NotifyTable)
+        if converted is None:
+            return None
+        given = {key: value for key in ("url", "satellite", "to") if isinstance(value := getattr(converted, key), str)}
+        if ("url" in given) == ("satellite" in given) or ("satellite" in given) != ("to" in given):
+            self._problem(("notify",), "accepted: a url, or a satellite and whom it writes to")
+        if "url" in given and not re.match(r"https?://[^/]", given["url"]):
+            self._problem(("notify", "url"), f"{given['url']!r} was given; accepted: http://… or https://…")
+        known = {*(str(kind) for kind in EventKind), "dead-letter"}
+        for kind in converted.events:
+            if kind not in known:
+                self._problem(("notify", "events"), _unknown("event", kind, dict.fromkeys(known)))
+        secret = None
+        if converted.secret is not UNSET:
+            try:
+                secret = _read_secret("secret", converted.secret, self._file.parent).value
+            except SpecError as error:
+                self._problem(("notify", "secret"), _detail(error))
+        return Notify(converted.events, converted.quiet_seconds, secret=secret, **given)
 
     def _templates(self) -> dict[str, dict[str, Any]]:
         tables = self._tables("template")

@@ -93,6 +93,11 @@ class StateDir:
         return self.path / "applied.json"
 
     @property
+    def notified(self) -> Path:
+        """Up to which event somebody elsewhere was told."""
+        return self.path / "notified.json"
+
+    @property
     def workers(self) -> Path:
         """One directory per worker."""
         return self.path / WORKERS

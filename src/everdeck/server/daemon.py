@@ -127,10 +127,12 @@ class _Daemon:
         services.preflight = lambda: asyncio.ensure_future(_preflight(deck.state_dir))
         front = HttpFront(create_app(services, self._hosts(), self._options.public_url), self._options.people)
         services.connections = lambda: front.connections
+        notifying: asyncio.Task[None] | None = None
         try:
             await self._listen(front, deck.state_dir)
             services.page = None if self._address is None else self._base_url()
             await self._apply(deck)
+            notifying = self._notifying(deck)
             link = await self._say_ready(deck, fresh_token)
             self._options.ready(link)
             # What start-up left behind is garbage now; freezing the rest keeps later collections short.
@@ -141,9 +143,22 @@ class _Daemon:
             child.notify("STOPPING=1")
             await self._say_leaving(deck)
         finally:
+            if notifying is not None:
+                notifying.cancel()
+                await asyncio.gather(notifying, return_exceptions=True)
             services.close()
             await front.close()
         return 0
+
+    def _notifying(self, deck: AsyncDeck) -> "asyncio.Task[None] | None":
+        config = self._options.config
+        if config is None or config.notify is None:
+            return None
+        from everdeck.server.notifying import Notifier  # noqa: PLC0415 - loaded only where somebody is to be told
+
+        task = asyncio.ensure_future(Notifier(deck, config.notify).run())
+        task.add_done_callback(_say_why_it_ended)
+        return task
 
     def _door(self, state_dir: Path) -> tuple[Door | None, str | None]:
         if self._address is None:
@@ -333,6 +348,11 @@ def _tls(options: DaemonOptions) -> ssl.SSLContext | None:
 
 
 # --- what is said -----------------------------------------------------------------------------------------------
+
+
+def _say_why_it_ended(notifying: "asyncio.Task[None]") -> None:
+    if not notifying.cancelled() and (error := notifying.exception()) is not None:
+        _log.error("nobody is notified any more: %s", error)
 
 
 def _named(statuses: list[WorkerStatus]) -> str:
