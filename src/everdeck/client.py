@@ -1,9 +1,9 @@
-"""Talk to the owner of a deck over ``STATE/deck.sock``: HTTP on a Unix socket, as small and as fast as it can be.
+"""Talk to the owner of a deck over ``STATE/http.sock``: HTTP on a Unix socket, as small and as fast as it can be.
 
 The command line is made of this. It must start in a few tens of milliseconds, so only the standard library is loaded
 here; the values of :mod:`everdeck.model` are loaded when a typed answer is asked for.
 
-An AF_UNIX address holds 107 bytes. A deeper state directory is reached through /proc/self/fd/N/deck.sock of the opened
+An AF_UNIX address holds 107 bytes. A deeper state directory is reached through /proc/self/fd/N/http.sock of the opened
 directory, so its length does not matter. A socket file nobody listens on means that no owner runs (:class:`NoOwner`);
 an owner that vanishes in the middle of an answer is a :class:`ClientError` that says so: what it had done is in the
 registry.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from urllib.parse import quote, urlencode
 
 from everdeck.errors import ClientError, NoOwner, OwnerRefused
-from everdeck.statedir import SOCKET, StateDir
+from everdeck.statedir import HTTP_SOCKET, StateDir
 
 if TYPE_CHECKING:
     from everdeck.model import Event, WorkerSpec, WorkerStatus
@@ -239,7 +239,7 @@ class _UnixConnection(HTTPConnection):
         try:
             directory = os.open(self._state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                connection.connect(f"/proc/self/fd/{directory}/{SOCKET}")
+                connection.connect(f"/proc/self/fd/{directory}/{HTTP_SOCKET}")
             finally:
                 os.close(directory)
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:

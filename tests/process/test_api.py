@@ -39,7 +39,7 @@ def person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
 @pytest.fixture
 def api(person: Person) -> Iterator[httpx.Client]:
     """The API over the Unix socket; afterwards no worker is left."""
-    transport = httpx.HTTPTransport(uds=str(person.state / "deck.sock"))
+    transport = httpx.HTTPTransport(uds=str(person.state / "http.sock"))
     headers = {"Accept": "application/json"}
     with httpx.Client(transport=transport, base_url="http://deck", headers=headers, timeout=PATIENCE_SECONDS) as client:
         try:
@@ -415,7 +415,7 @@ def test_a_thousand_readers_of_events(api: httpx.Client, person: Person) -> None
     began = api.get("/api/v1/deck").json()["last_event_id"]
 
     async def reader(ready: asyncio.Semaphore) -> list[int]:
-        stream, writer = await asyncio.open_unix_connection(str(person.state / "deck.sock"))
+        stream, writer = await asyncio.open_unix_connection(str(person.state / "http.sock"))
         try:
             head = f"GET /api/v1/events HTTP/1.1\nHost: x\nAccept: text/event-stream\nLast-Event-ID: {began}\n\n"
             writer.write(head.replace("\n", "\r\n").encode())

@@ -1,12 +1,16 @@
 """What a connection may cost: peers that stop reading, peers that say nothing, and a front that closes."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from everdeck.errors import DeckError
+from everdeck.kernel import unixsocket
 from everdeck.server import serving
+from everdeck.statedir import HTTP_SOCKET
 from support.cli_daemon import PATIENCE_SECONDS, unix_socket
 
 
@@ -77,33 +81,37 @@ def test_closing_ends_streams_and_takes_the_socket_away(tmp_path: Path) -> None:
     async def scenario() -> None:
         front = serving.HttpFront(endless)
         await front.listen_unix(tmp_path)
-        assert (tmp_path / serving.SOCKET_NAME).stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / HTTP_SOCKET).stat().st_mode & 0o777 == 0o600
         with unix_socket(tmp_path) as reader:
             reader.sendall(REQUEST)
             await becomes(front, 1)
             await front.close(drain_seconds=0.1)
             await becomes(front, 0)
-        assert not (tmp_path / serving.SOCKET_NAME).exists()
+        assert not (tmp_path / HTTP_SOCKET).exists()
 
     asyncio.run(scenario())
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_socket_file_of_a_dead_owner_is_replaced_and_a_later_owners_is_left(tmp_path: Path) -> None:
-    """Binding takes the name over; closing removes only what was bound here."""
+def test_a_socket_file_of_a_dead_daemon_is_replaced_and_a_later_ones_is_left(tmp_path: Path) -> None:
+    """A living daemon is not replaced; a dead one's name is taken over; closing removes only what was bound here."""
 
     async def scenario() -> None:
         first, second = serving.HttpFront(short), serving.HttpFront(short)
+        unixsocket.listen(tmp_path, HTTP_SOCKET).close()
         await first.listen_unix(tmp_path)
+        with pytest.raises(DeckError, match=f"pid {os.getpid()}"):
+            await second.listen_unix(tmp_path)
+        (tmp_path / HTTP_SOCKET).unlink()
         await second.listen_unix(tmp_path)
         await first.close()
-        assert (tmp_path / serving.SOCKET_NAME).exists()
+        assert (tmp_path / HTTP_SOCKET).exists()
         with unix_socket(tmp_path) as connection:
             connection.sendall(REQUEST)
             answer = await asyncio.to_thread(connection.recv, 4096)
         assert answer.startswith(b"HTTP/1.1 200")
         assert b"date: " in answer
         await second.close()
-        assert not (tmp_path / serving.SOCKET_NAME).exists()
+        assert not (tmp_path / HTTP_SOCKET).exists()
 
     asyncio.run(scenario())

@@ -75,17 +75,18 @@ def test_leaving_stops_bound_leaves_adoptable_and_says_which(person: Person, num
     assert not Path(f"/proc/{pids['bound']}").exists()
     assert Path(f"/proc/{pids['free']}").exists()
     assert not (person.state / "deck.sock").exists()
+    assert not (person.state / "http.sock").exists()
     person.up()
     assert person.worker("free")["pid"] == pids["free"]
     assert person.worker("bound")["state"] == "running"
 
 
 def test_a_second_daemon_is_refused(person: Person) -> None:
-    """One owner per deck, said with its pid; in the background too."""
+    """One daemon per deck, said with its pid; in the background too."""
     owner = person.up()
     for words in (("--no-http",), ("--detach", "--no-http")):
         refused = person.types("up", *words, expect=1)
-        assert f"owned by pid {owner}" in refused.stderr
+        assert f"a daemon (pid {owner}) already serves" in refused.stderr
     assert person.owner() == owner
 
 
@@ -422,7 +423,7 @@ def _open_sockets(pid: int) -> int:
     return sum(
         1
         for f in (line.split() for line in lines)
-        if f[5] == "03" and f"socket:[{f[6]}]" in inodes and "deck.sock" in f[-1]
+        if f[5] == "03" and f"socket:[{f[6]}]" in inodes and "http.sock" in f[-1]
     )
 
 

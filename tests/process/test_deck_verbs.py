@@ -587,10 +587,10 @@ def test_one_workers_backoff_or_grace_delays_nobody(state: Path) -> None:
 
 
 def test_a_second_owner_is_told_who_owns_the_deck(state: Path) -> None:
-    """DeckOwned names the pid, in the same process and in another one."""
+    """Who does not want to join gets DeckOwned with the owner's pid, and the owner is as before."""
     with Deck(state) as deck:
         with pytest.raises(DeckOwned, match=str(os.getpid())) as caught:
-            Deck(state)
+            Deck(state, join=False)
         assert caught.value.pid == os.getpid()
         deck.start("still", FOREVER)
         deck.stop("still")

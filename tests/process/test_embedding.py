@@ -1,6 +1,8 @@
 """Inside somebody else's process: any thread, with or without a loop, forks, and nothing of the host is changed."""
 
 import asyncio
+import gc
+import json
 import os
 import signal
 import subprocess
@@ -8,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-from everdeck import AsyncDeck, Deck, DeckClosed, Restart, State
+from everdeck import AsyncDeck, Deck, Event, EventKind, Restart, State
 from support.repo_processes import end_all_under, own_children
 from support.waiting import until
 
@@ -114,8 +116,8 @@ def test_a_host_that_ignores_sigchld_still_learns_of_deaths(tmp_path: Path) -> N
     assert done.stdout.strip() in {"exit code 3", "unknown"}
 
 
-def test_a_forked_copy_refuses_and_breaks_nothing(tmp_path: Path) -> None:
-    """After a fork the child's copy says what to do; the parent's deck and its lock are as before."""
+def test_a_forked_copy_of_an_owner_is_a_member(tmp_path: Path) -> None:
+    """At its first verb the copy asks the owner; it never owns the deck, and the parent's deck is as before."""
     state = tmp_path / "state"
     with Deck(state) as deck:
         deck.start("a", FOREVER)
@@ -123,18 +125,39 @@ def test_a_forked_copy_refuses_and_breaks_nothing(tmp_path: Path) -> None:
         pid = os.fork()
         if pid == 0:
             try:
-                deck.list()
-            except DeckClosed as err:
-                os.write(write_fd, str(err).encode())
+                deck.start("b", FOREVER)
+                seen = [deck.abilities().kind, deck.owner_pid, deck.status("a").pid, len(deck.members())]
+                deck.close()
+                os.write(write_fd, json.dumps(seen).encode())
             finally:
                 os._exit(0)
         os.close(write_fd)
         os.waitpid(pid, 0)
-        said = os.read(read_fd, 4096).decode()
+        said = json.loads(os.read(read_fd, 4096))
         os.close(read_fd)
-        assert "fork" in said
-        assert deck.status("a").state is State.RUNNING
+        assert said == ["member", os.getpid(), deck.status("a").pid, 2]
+        assert deck.status("b").state is State.RUNNING
+        assert deck.abilities().kind == "owner"
         deck.stop_all()
+
+
+def test_an_owner_with_loop_and_listeners_is_whole_after_many_forks(tmp_path: Path) -> None:
+    """Copies that use the deck and end take nothing from the parent: its deaths, events and verbs go on."""
+    with Deck(tmp_path / "state") as deck:
+        heard: list[Event] = []
+        deck.on_event(heard.append)
+        for number in range(5):
+            if (pid := os.fork()) == 0:
+                code = 1
+                try:
+                    deck.start(f"w{number}", ["sh", "-c", "exit 0"], restart=Restart("never"))
+                    gc.collect()
+                    code = 0
+                finally:
+                    os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        until(lambda: {status.state for status in deck.list()} == {State.EXITED})
+        until(lambda: [event.kind for event in heard].count(EventKind.EXITED) == 5)
 
 
 def test_a_fork_that_outlives_the_owner_does_not_keep_the_deck(tmp_path: Path) -> None:

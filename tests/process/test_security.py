@@ -61,7 +61,7 @@ def test_socket_and_files_are_for_the_owner_only(served: Served) -> None:
     """0700 for the directory, 0600 for the socket, the token, the log and what was applied."""
     state = served.person.state
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
-    for name in ("deck.sock", "token", "daemon.log", "deck.db", "deck.lock"):
+    for name in ("http.sock", "token", "daemon.log", "deck.db", "deck.lock"):
         assert stat.S_IMODE((state / name).stat().st_mode) == 0o600, name
 
 
@@ -75,19 +75,19 @@ def test_another_user_is_refused_even_where_files_let_him_in(served: Served) -> 
         "folder = os.open(sys.argv[1], os.O_PATH)\n"
         "os.setgid(65534); os.setuid(65534)\n"
         "s = socket.socket(socket.AF_UNIX); s.settimeout(60)\n"
-        "s.connect(f'/proc/self/fd/{folder}/deck.sock')\n"
+        "s.connect(f'/proc/self/fd/{folder}/http.sock')\n"
         "try:\n"
         "    s.sendall(b'GET /api/v1/workers HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n'); got = s.recv(100)\n"
         "except OSError: got = b''\n"
         "print(repr(got))\n"
     )
     try:
-        (state / "deck.sock").chmod(0o666)
+        (state / "http.sock").chmod(0o666)
         state.chmod(0o755)
         done = subprocess.run([sys.executable, "-c", script, state], capture_output=True, text=True, check=True)
     finally:
         state.chmod(0o700)
-        (state / "deck.sock").chmod(0o600)
+        (state / "http.sock").chmod(0o600)
     assert done.stdout.strip() == "b''"
 
 

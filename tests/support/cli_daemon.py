@@ -121,7 +121,7 @@ def unix_socket(state: Path) -> socket.socket:
     connection.settimeout(PATIENCE_SECONDS)
     directory = os.open(state, os.O_PATH)
     try:
-        connection.connect(f"/proc/self/fd/{directory}/deck.sock")
+        connection.connect(f"/proc/self/fd/{directory}/http.sock")
     finally:
         os.close(directory)
     return connection

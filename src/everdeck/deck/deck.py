@@ -8,6 +8,7 @@ deck that was found.
 For threads and plain scripts there is :class:`everdeck.deck.facade.Deck`.
 """
 
+import asyncio
 import builtins
 import os
 import re
@@ -20,10 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from everdeck.clock import Clock
 from everdeck.deck.durability import DurabilityMode
+from everdeck.deck.member import MemberDeck
+from everdeck.deck.membership import Membership
 from everdeck.deck.messages import MessageVerbs
-from everdeck.deck.owner import ALL_LAYERS, Owner
+from everdeck.deck.owner import ALL_LAYERS
 from everdeck.errors import DeckClosed, SpecError, Unsupported
-from everdeck.model import Event, EventKind, Layer, ProcessInfo, WorkerSpec, WorkerStatus
+from everdeck.model import Event, EventKind, Layer, ProcessInfo, WorkerSpec, WorkerStatus, worker_name
+from everdeck.statedir import StateDir
 from everdeck.verbs import Abilities, Inspection, Member, Name, OpenDeck, Run, Started, Stopped, Verbs, Workers
 
 ACCEPTED: Final = "a directory of this machine, kubernetes:NAMESPACE, or http(s)://HOST:PORT"
@@ -55,12 +59,16 @@ class AsyncDeck(MessageVerbs):
     ) -> None:
         self._elsewhere = _elsewhere(where, token)
         self.where = os.fspath(where)
+        self._home = Path(os.path.abspath(self.where))  # noqa: PTH100 - resolve() would follow links
         self._join = join
         self._clock = clock
         self._layers = frozenset(layers)
         self._durability: DurabilityMode = durability
-        self._owner: Owner | None = None
+        self._membership: Membership | None = None
+        self._member: MemberDeck | None = None
+        self._reopening: asyncio.Task[AsyncDeck] | None = None
         self._opened = False
+        self._pid = os.getpid()
 
     # --- opening and closing ------------------------------------------------------------------------------------
 
@@ -73,26 +81,34 @@ class AsyncDeck(MessageVerbs):
         await self.close()
 
     async def open(self) -> Self:
-        """Own the state directory and recover everything in it; or reach the deck that is elsewhere."""
-        if not self._opened:
-            if self._elsewhere is not None:
-                await self._elsewhere.open()
-            else:
-                self._owner = await Owner.open(
-                    self.state_dir, clock=self._clock, layers=self._layers, durability=self._durability
-                )
-            self._opened = True
+        """Own the directory and recover everything in it, or join who owns it; or reach the deck that is elsewhere."""
+        if self._opened and self._pid == os.getpid():
+            return self
+        if self._membership is not None and self._pid != os.getpid():
+            _kept_in_forks.append(self._membership)  # its tasks belong to the parent's loop; nobody may collect them
+        self._pid = os.getpid()
+        if self._elsewhere is not None:
+            await self._elsewhere.open()
+        else:
+            membership = Membership(
+                self._home, join=self._join, clock=self._clock, layers=self._layers, durability=self._durability
+            )
+            await membership.open()
+            self._membership, self._member = membership, MemberDeck(membership)
+        self._opened = True
         return self
 
     async def close(self) -> None:
-        """Stop the bound workers, leave the adoptable ones running, and let go of the directory.
+        """Leave the deck. An owner finishes the verbs that are being carried out and stops its bound workers.
 
-        Verbs that are being carried out are finished first; whoever calls one from now on is refused.
+        Adoptable workers run on. Whoever calls a verb from now on is refused.
         """
+        if self._pid != os.getpid():
+            return
         if self._elsewhere is not None:
             await self._elsewhere.close()
-        elif self._owner is not None:
-            await self._owner.close()
+        elif self._membership is not None:
+            await self._membership.close()
         self._opened = False
 
     @property
@@ -100,7 +116,7 @@ class AsyncDeck(MessageVerbs):
         """Where everything is kept."""
         if self._elsewhere is not None:
             raise Unsupported("state_dir", f"{self.where} is not a directory of this machine")
-        return Path(os.path.abspath(self.where))  # noqa: PTH100 - resolve() would follow links
+        return self._home
 
     @property
     def deck_id(self) -> str:
@@ -112,9 +128,13 @@ class AsyncDeck(MessageVerbs):
         """The pid that owns the deck."""
         return self._local().owner_pid
 
-    def _deck(self) -> Verbs:
-        """The deck that keeps the verbs."""
-        return self._elsewhere if self._elsewhere is not None else self._local()
+    async def _deck(self) -> Verbs:
+        """The deck that keeps the verbs; in a forked copy of this process, a member from its first verb on."""
+        if self._pid != os.getpid() and self._opened:
+            if self._reopening is None or self._reopening.get_loop() is not asyncio.get_running_loop():
+                self._reopening = asyncio.get_running_loop().create_task(self.open())
+            await asyncio.shield(self._reopening)
+        return self._at()
 
     def _message_deck(self) -> MessageVerbs | None:
         """Who keeps the verbs about messages, if not this machine's own files."""
@@ -125,80 +145,89 @@ class AsyncDeck(MessageVerbs):
             raise Unsupported("messages", f"{self.where} cannot hand out messages")
         return self._elsewhere
 
-    def _local(self) -> Owner:
+    def _at(self) -> Verbs:
+        if self._elsewhere is not None:
+            return self._elsewhere
+        membership = self._local()
+        if membership.owner is not None:
+            return membership.owner
+        assert self._member is not None  # noqa: S101 - made with the membership
+        return self._member
+
+    def _local(self) -> Membership:
         if self._elsewhere is not None:
             raise Unsupported("this", f"{self.where} is not a directory of this machine")
-        if self._owner is None:
+        if self._membership is None or (self._pid != os.getpid()):
             raise DeckClosed(f"the deck {self.where} is closed; open it first")
-        return self._owner
+        return self._membership
 
     # --- verbs, as in everdeck.verbs ----------------------------------------------------------------------------
 
     async def start(self, name: Name, command: Run = None, *, replace: bool = False, **fields: Any) -> WorkerStatus:
         """Start a worker; return when its program has been exec'ed and recorded."""
-        return await self._deck().start(name, command, replace=replace, **fields)
+        return await (await self._deck()).start(name, command, replace=replace, **fields)
 
     async def start_many(
         self, workers: Workers, *, replace: bool = False, progress: Started | None = None, **fields: Any
     ) -> builtins.list[WorkerStatus]:
         """Start many: what :meth:`start` promises for each, at a lower price, because they share their commits."""
-        return await self._deck().start_many(workers, replace=replace, progress=progress, **fields)
+        return await (await self._deck()).start_many(workers, replace=replace, progress=progress, **fields)
 
     async def stop(self, name: Name) -> WorkerStatus:
         """Stop a worker; return when its whole tree is proven gone."""
-        return await self._deck().stop(name)
+        return await (await self._deck()).stop(name)
 
     async def stop_many(self, names: Iterable[Name], progress: Stopped | None = None) -> builtins.list[WorkerStatus]:
         """Stop many at once; ``progress`` hears of each one that is gone."""
-        return await self._deck().stop_many(names, progress)
+        return await (await self._deck()).stop_many(names, progress)
 
     async def stop_all(self) -> builtins.list[WorkerStatus]:
         """Stop every worker of the deck."""
-        return await self._deck().stop_all()
+        return await (await self._deck()).stop_all()
 
     async def restart(self, name: Name) -> WorkerStatus:
         """Stop a worker and start it again with the spec it has."""
-        return await self._deck().restart(name)
+        return await (await self._deck()).restart(name)
 
     async def reset(self, name: Name) -> WorkerStatus:
         """Forget a worker's crashes; if it should run and does not, start it now."""
-        return await self._deck().reset(name)
+        return await (await self._deck()).reset(name)
 
     async def remove(self, name: Name) -> None:
         """Stop a worker and remove its record, log, data and secrets."""
-        await self._deck().remove(name)
+        await (await self._deck()).remove(name)
 
     async def adopt(self, name: Name, pid: int, **fields: Any) -> WorkerStatus:
         """Take over a process that somebody else started, without stopping it."""
-        return await self._deck().adopt(name, pid, **fields)
+        return await (await self._deck()).adopt(name, pid, **fields)
 
     async def reconcile(self) -> None:
         """Compare every worker with the kernel now and act on differences; rarely needed, deaths are heard at once."""
-        await self._deck().reconcile()
+        await (await self._deck()).reconcile()
 
     async def status(self, name: Name) -> WorkerStatus:
         """One worker as it is now."""
-        return await self._deck().status(name)
+        return await (await self._deck()).status(name)
 
     async def list(self) -> builtins.list[WorkerStatus]:
         """Every worker as it is now, by name."""
-        return await self._deck().list()
+        return await (await self._deck()).list()
 
     async def inspect(self, name: Name) -> Inspection:
         """Everything about one worker."""
-        return await self._deck().inspect(name)
+        return await (await self._deck()).inspect(name)
 
     async def spec(self, name: Name) -> WorkerSpec:
         """What a worker runs; the values of its secrets are None."""
-        return await self._deck().spec(name)
+        return await (await self._deck()).spec(name)
 
     async def tree(self, name: Name) -> builtins.list[ProcessInfo]:
         """Every process of a worker's tree."""
-        return await self._deck().tree(name)
+        return await (await self._deck()).tree(name)
 
     async def layers(self, name: Name) -> builtins.list[Layer]:
         """Which of the four layers protect a worker here, and how strongly."""
-        return await self._deck().layers(name)
+        return await (await self._deck()).layers(name)
 
     async def logs(
         self,
@@ -210,57 +239,67 @@ class AsyncDeck(MessageVerbs):
         grep: str | None = None,
     ) -> builtins.list[str]:
         """The last lines of a worker's log (None: all of them), across rotations."""
-        return await self._deck().logs(name, lines, since=since, until=until, grep=grep)
+        return await (await self._deck()).logs(name, lines, since=since, until=until, grep=grep)
 
     def follow_logs(self, name: Name, lines: int = 0, *, grep: str | None = None) -> AsyncIterator[str]:
         """The last lines of a worker's log, then each new one as it is written."""
-        return self._deck().follow_logs(name, lines, grep=grep)
+        return self._at().follow_logs(name, lines, grep=grep)
 
     async def events(self, after: int = 0, limit: int | None = None, worker: str | None = None) -> builtins.list[Event]:
         """What happened after an event id, oldest first; durable, so it can be replayed."""
-        return await self._deck().events(after, limit, worker)
+        return await (await self._deck()).events(after, limit, worker)
 
     async def last_event_id(self) -> int:
         """The id of the newest event, 0 if nothing ever happened."""
-        return await self._deck().last_event_id()
+        return await (await self._deck()).last_event_id()
 
     def follow(self, after: int | None = None) -> AsyncIterator[Event]:
         """Each event after an id (None: from now on), then each new one as it happens: in order, each once."""
-        return self._deck().follow(after)
+        return self._at().follow(after)
 
     def on_event(self, callback: Callable[[Event], Any]) -> Callable[[], None]:
         """Call back for each event from now on; returns what unsubscribes."""
-        return self._deck().on_event(callback)
+        return self._at().on_event(callback)
 
     async def abilities(self) -> Abilities:
         """What this deck can do, and which verbs it cannot keep."""
-        return await self._deck().abilities()
+        return await (await self._deck()).abilities()
 
     async def members(self) -> builtins.list[Member]:
         """Every process that has the deck open, its owner first."""
-        return await self._deck().members()
+        return await (await self._deck()).members()
 
     # --- for those who build a daemon around it -----------------------------------------------------------------
 
     async def record_event(self, worker: str | None, kind: EventKind, detail: dict[str, Any]) -> Event:
         """Add an event of somebody else's to the stream, for example a feed's."""
-        return await self._local().record_event(worker, kind, detail)
+        await self._deck()
+        owner, member = self._local().owner, self._member
+        if owner is None and member is not None:
+            return await member.record_event(worker, kind, detail)
+        assert owner is not None  # noqa: S101 - one of the two is there
+        return await owner.record_event(worker, kind, detail)
 
     async def crash_times(self, name: Name) -> builtins.list[float]:
         """When a worker crashed within its window, as seconds since the epoch."""
-        return await self._local().crash_times(name)
+        return [at.timestamp() for at in (await self.inspect(name)).crash_times]
 
     def log_dir(self, name: Name) -> Path:
         """Where a worker's log files are."""
-        return self._local().log_dir(name)
+        owner = self._local().owner
+        return StateDir(self._home).worker(worker_name(name)).log if owner is None else owner.log_dir(name)
 
     def prepare_reexec(self) -> dict[str, str]:
         """Make what must survive an exec in place inheritable; returns the environment that tells the next image."""
-        return self._local().prepare_reexec()
+        owner = self._local().owner
+        return {} if owner is None else owner.prepare_reexec()
 
     def forget_in_fork(self) -> None:
-        """In a forked copy of the owner: let go of everything whose copy would speak for the owner."""
-        self._local().forget_in_fork()
+        """In a forked copy: let go of everything whose copy would speak for this process."""
+        membership = self._local()
+        membership.forget_in_fork()
+        if membership.owner is not None:
+            membership.owner.forget_in_fork()
 
 
 def _elsewhere(where: object, token: str | None) -> OpenDeck | None:
@@ -285,6 +324,8 @@ def _elsewhere(where: object, token: str | None) -> OpenDeck | None:
     deck: OpenDeck = found(where, token=token)
     return deck
 
+
+_kept_in_forks: builtins.list[Membership] = []
 
 if TYPE_CHECKING:  # mypy proves that the deck keeps the contract
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from everdeck.clock import Clock
+from everdeck.deck.deeds import Deeds
 from everdeck.details import typed
 from everdeck.errors import RegistryError
 from everdeck.model import Event, EventKind
@@ -26,17 +27,20 @@ _BATCH: Final = 500
 class EventStream:
     """Appends events and lets others follow them."""
 
-    def __init__(self, registry: Registry, clock: Clock) -> None:
+    def __init__(self, registry: Registry, clock: Clock, deeds: Deeds) -> None:
         self._registry = registry
         self._clock = clock
+        self._deeds = deeds
         self._followers: set[asyncio.Event] = set()
-        self._listeners: set[_Listener] = set()
+        self._listeners: set[Listener] = set()
         self._closed = False
 
     @typed
     def append(self, worker: str | None, kind: EventKind, **detail: Any) -> Event:
         """Note down what happened, in the transaction that is open now; call :meth:`wake` after its commit."""
-        return self._registry.append_event(self._clock.wall(), worker, kind, detail)
+        event = self._registry.append_event(self._clock.wall(), worker, kind, detail)
+        self._deeds.note(worker, kind, event.id, removed=bool(detail.get("removed")))
+        return event
 
     def pass_on(self, worker: str | None, kind: EventKind, detail: Mapping[str, Any]) -> Event:
         """The same for a detail that was made elsewhere, with a kind that is known only now."""
@@ -71,9 +75,21 @@ class EventStream:
         finally:
             self._followers.discard(wakened)
 
+    async def wakes(self) -> AsyncIterator[int]:
+        """The id of the newest event, now and whenever there are newer ones; for those who read them elsewhere."""
+        wakened = asyncio.Event()
+        self._followers.add(wakened)
+        try:
+            while not self._closed:
+                wakened.clear()
+                yield self._registry.last_event_id()
+                await wakened.wait()
+        finally:
+            self._followers.discard(wakened)
+
     def listen(self, callback: Callable[[Event], Any], loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
         """Call back for each event from now on, outside the loop; returns what ends it."""
-        listener = _Listener(self._registry.path, self._registry.last_event_id(), callback, loop)
+        listener = Listener(self._registry.path, self._registry.last_event_id(), callback, loop)
         self._listeners.add(listener)
 
         def unsubscribe() -> None:
@@ -92,7 +108,7 @@ class EventStream:
         self._listeners.clear()
 
 
-class _Listener:
+class Listener:
     """One callback with a thread of its own, so that it can wait for nobody and nobody waits for it."""
 
     def __init__(
@@ -108,6 +124,7 @@ class _Listener:
         self._thread.start()
 
     def wake(self) -> None:
+        """There may be something new."""
         self._wakened.set()
 
     def end(self) -> None:

@@ -47,8 +47,7 @@ class Deck:
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop()
         self._submitting = threading.Lock()  # so that nothing is handed to a loop that will not run any more
-        self._thread = threading.Thread(target=self._run_loop, name="everdeck-deck", daemon=True)
-        self._thread.start()
+        self._thread = self._running(self._loop)
         try:
             self._call(self._deck.open())
         except BaseException:
@@ -195,7 +194,11 @@ class Deck:
 
     def on_event(self, callback: Callable[[Event], Any]) -> Callable[[], None]:
         """As :meth:`AsyncDeck.on_event`."""
-        return self._call(_soon(self._deck.on_event, callback))
+        return self._call(self._listen(callback))
+
+    async def _listen(self, callback: Callable[[Event], Any]) -> Callable[[], None]:
+        await self._deck.last_event_id()  # in a forked copy, a first verb
+        return self._deck.on_event(callback)
 
     def reconcile(self) -> None:
         """As :meth:`AsyncDeck.reconcile`."""
@@ -232,11 +235,7 @@ class Deck:
 
     def _call(self, verb: Coroutine[Any, Any, _Answer]) -> _Answer:
         if os.getpid() != self._pid:
-            verb.close()
-            raise DeckClosed(
-                f"the deck {self._deck.where} was opened by pid {self._pid}; this process is a fork of it: "
-                f"open a deck of its own here, or ask the owner"
-            )
+            self._begin_in_fork()
         if threading.current_thread() is self._thread:
             verb.close()
             raise DeckClosed("a verb of Deck cannot be called from inside its own loop; use AsyncDeck there")
@@ -251,10 +250,28 @@ class Deck:
         except concurrent.futures.CancelledError:
             raise DeckClosed(f"the deck {self._deck.where} was closed by another thread meanwhile") from None
 
-    def _run_loop(self) -> None:
+    def _begin_in_fork(self) -> None:
+        """In a forked copy, at its first verb: a loop of its own, in which the deck becomes a member."""
+        with _forks.beginning:
+            if os.getpid() == self._pid:
+                return  # another thread of the copy was first
+            # Kept for ever: a loop that is collected is closed, and would take readers out of the epoll that it
+            # shares with the parent's.
+            _forks.kept.append((self._loop, self._thread))
+            self._submitting = threading.Lock()
+            if self._loop is not None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = self._running(self._loop)
+            self._pid = os.getpid()
+
+    def _running(self, loop: asyncio.AbstractEventLoop) -> threading.Thread:
+        thread = threading.Thread(target=self._run_loop, args=(loop,), name="everdeck-deck", daemon=True)
+        thread.start()
+        return thread
+
+    @staticmethod
+    def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
         """The thread's whole life. It also closes the loop: the caller's thread may have a running loop of its own."""
-        loop = self._loop
-        assert loop is not None  # noqa: S101 - set before the thread starts
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
@@ -273,6 +290,22 @@ class Deck:
             self._thread.join()
 
 
+class _Forks:
+    """What a forked copy keeps of its parent's decks, and the lock under which it begins its own."""
+
+    def __init__(self) -> None:
+        self.kept: builtins.list[Any] = []
+        self.beginning = threading.Lock()
+
+    def in_child(self) -> None:
+        """The lock may have been held by a thread that the copy does not have."""
+        self.beginning = threading.Lock()
+
+
+_forks = _Forks()
+os.register_at_fork(after_in_child=_forks.in_child)
+
+
 def open(where: str | os.PathLike[str], *, token: str | None = None, join: bool = True) -> Deck:  # noqa: A001 - said as everdeck.open
     """The deck at a directory of this machine, in a namespace of a cluster (``kubernetes:NAME``) or behind a URL."""
     return Deck(where, join=join, token=token)
@@ -284,7 +317,3 @@ async def _end_tasks() -> None:
     for task in rest:
         task.cancel()
     await asyncio.gather(*rest, return_exceptions=True)
-
-
-async def _soon(function: Callable[..., _Answer], *arguments: Any) -> _Answer:
-    return function(*arguments)

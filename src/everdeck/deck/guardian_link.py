@@ -103,6 +103,22 @@ class GuardianLink:
         os.set_inheritable(self._channel.write_fd, True)  # noqa: FBT003 - the os module's order
         return {"channel_fd": self._channel.write_fd, "pid": self.pid}
 
+    def lent(self) -> tuple[int, int] | None:
+        """For the next owner: the channel and the guardian's pid."""
+        return None if self._channel is None or self.pid is None else (self._channel.write_fd, self.pid)
+
+    def give_away(self) -> None:
+        """The next owner has a copy of the channel, so closing ours ends nobody."""
+        self._enabled = False
+        self._cancel_timer()
+        self._close_channel()
+        for pidfd in (self._pidfd, *self._leaving):
+            if pidfd is not None:
+                self._watch.forget(pidfd)
+                os.close(pidfd)
+        self._pidfd = self.pid = None
+        self._leaving.clear()
+
     def inherit(self, handed_over: dict[str, int]) -> None:
         """Go on with the guardian that the image before us started; it is still our child."""
         self._take_channel(handed_over["channel_fd"])

@@ -30,12 +30,13 @@ HANDED_OVER_ENV: Final = "EVERDECK_HANDED_OVER"
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """What an exec in place carried over from the image before; empty in an ordinary start."""
+    """What was carried over by an exec in place, or handed on by the owner before; empty in an ordinary start."""
 
     lock_fd: int | None = None
     notify_fd: int | None = None
     lifelines: dict[str, int] = field(default_factory=dict)
     guardian: dict[str, int] | None = None
+    listener_fd: int | None = None
 
 
 class DeckHome:
@@ -50,17 +51,20 @@ class DeckHome:
         self.socket_path = places.socket
         self._lock_fd: int | None = None
 
-    def open(self) -> Inherited:
-        """Make the directory if need be and take its lock, or say who has it."""
+    def open(self, handed_on: Inherited | None = None, *, name_owner: bool = True) -> Inherited:
+        """Make the directory if need be and take its lock, or say who has it.
+
+        To name the owner may mean a look at all of /proc; who tries again and again does without.
+        """
         make_state_dir(self.state_dir)
         try:
             self.workers_dir.mkdir(mode=0o700, exist_ok=True)
         except OSError as err:
             raise StateDirRefused(f"{self.state_dir}: {err.strerror} (errno {err.errno})") from err
-        inherited = self._inherited()
+        inherited = handed_on or self._inherited()
         self._lock_fd = inherited.lock_fd if inherited.lock_fd is not None else flock.take(self.lock_path)
         if self._lock_fd is None:
-            raise DeckOwned(str(self.state_dir), owner_pid(self.state_dir))
+            raise DeckOwned(str(self.state_dir), owner_pid(self.state_dir) if name_owner else None)
         try:
             os.ftruncate(self._lock_fd, 0)
             os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode(), 0)
@@ -75,6 +79,19 @@ class DeckHome:
         if self._lock_fd is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._lock_fd, 0)
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    @property
+    def lock_fd(self) -> int:
+        """The descriptor that holds the deck; raises when this process does not."""
+        if self._lock_fd is None:
+            raise StateDirRefused(f"{self.state_dir}: not owned by this process")
+        return self._lock_fd
+
+    def give_away(self) -> None:
+        """Somebody else has a copy of the lock's descriptor: close ours, and leave the note to the new owner."""
+        if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
 

@@ -17,6 +17,8 @@ import contextlib
 import difflib
 import logging
 import os
+import secrets
+import socket
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -26,8 +28,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from msgspec.structs import replace
 
+from everdeck import __version__
 from everdeck.clock import Clock
 from everdeck.crashpoints import crash_point
+from everdeck.deck.deeds import Deeds
 from everdeck.deck.durability import Durability, DurabilityMode
 from everdeck.deck.ending import Ending
 from everdeck.deck.engine import Engine
@@ -55,7 +59,7 @@ from everdeck.errors import (
     UnknownWorker,
     WorkerFailed,
 )
-from everdeck.kernel import containment, flock
+from everdeck.kernel import containment, flock, unixsocket
 from everdeck.kernel import identity as ids
 from everdeck.kernel.notify import NotifySocket
 from everdeck.kernel.usage import describe
@@ -73,7 +77,13 @@ from everdeck.model import (
 )
 from everdeck.registry import Record, Registry
 from everdeck.registry.store import encoded_spec
-from everdeck.verbs import Abilities, Inspection, Member, Run, Verbs, Workers
+from everdeck.statedir import SOCKET
+from everdeck.verbs import Abilities, Inspection, Member, Run, Workers
+from everdeck.wire import handover
+from everdeck.wire.frames import VERSION, Welcome
+from everdeck.wire.handover import Given
+from everdeck.wire.requests import Verb
+from everdeck.wire.server import WireServer
 
 _log: Final = logging.getLogger("everdeck.deck")
 
@@ -88,7 +98,7 @@ ALL_LAYERS: Final = frozenset({"L1", "L2", "L3", "L4"})
 class Owner:
     """All workers of one state directory, in the one process that holds its lock. Made by :meth:`open`."""
 
-    def __init__(self, home: DeckHome, parts: Parts, deck_id: str) -> None:
+    def __init__(self, home: DeckHome, parts: Parts, deck_id: str, listener: socket.socket) -> None:
         self.state_dir = home.state_dir
         self.deck_id = deck_id
         self.owner_pid = os.getpid()
@@ -96,6 +106,9 @@ class Owner:
         self._parts_open: Parts | None = parts
         self._closing: asyncio.Task[None] | None = None
         self._verbs: set[asyncio.Task[Any]] = set()
+        self._bound = os.lstat(home.socket_path)
+        welcome = Welcome(VERSION, self.owner_pid, deck_id, __version__)
+        self._server = WireServer(self, parts.deeds, listener, welcome)
         self._ending = Ending(parts)
         self._starting = Starting(parts, self._ending)
         self._healing = Healing(parts, self._ending, self._starting)
@@ -123,19 +136,30 @@ class Owner:
         clock: Clock | None = None,
         layers: frozenset[str] = ALL_LAYERS,
         durability: DurabilityMode = "power",
+        handed_on: Given | None = None,
+        name_owner: bool = True,
     ) -> Self:
         """Own the state directory and recover everything in it, or :class:`DeckOwned`."""
         home = DeckHome(state_dir)
-        inherited = home.open()
+        inherited = home.open(None if handed_on is None else _inherited(handed_on), name_owner=name_owner)
+        listener: socket.socket | None = None
         try:
             crash_point("open.locked")
+            # Before anything else: who connects from now on waits in the kernel's queue until the deck is recovered.
+            if inherited.listener_fd is None:
+                listener = unixsocket.listen(state_dir, SOCKET)
+            else:
+                listener = socket.socket(fileno=inherited.listener_fd)
+            crash_point("open.listening")
             registry = Registry.open(home.registry_path, ids.boot_id())
             deck_id = registry.meta("deck_id") or uuid.uuid4().hex[:16]
             parts = _open_parts(home, registry, inherited, clock or Clock(), layers, durability, deck_id)
         except BaseException:
+            if listener is not None:
+                listener.close()
             home.close()
             raise
-        owner = cls(home, parts, deck_id)
+        owner = cls(home, parts, deck_id, listener)
         await owner._recover(parts, inherited)
         return owner
 
@@ -148,6 +172,7 @@ class Owner:
             if inherited.guardian is not None:
                 parts.guardian.inherit(inherited.guardian)
             await self._recovery.recover(self.owner_pid, inherited)
+            await self._server.open()
         except BaseException:
             self._parts_open = None
             await self._let_go(parts)
@@ -165,10 +190,13 @@ class Owner:
         await asyncio.shield(self._closing)
 
     async def _close(self, parts: Parts) -> None:
+        await self._server.drain()
         parts.closing = True
         await parts.tasks.end()
         try:
             async with parts.turns.of_all(list(parts.workers)):
+                if await self._hand_over(parts):
+                    return
                 workers = [parts.workers[name] for name in sorted(parts.workers)]
                 bound = [one for one in workers if one.has_process and one.record.spec.lifetime == "bound"]
                 if bound:  # they stay wanted: the next owner starts them again, as after a crash
@@ -179,19 +207,54 @@ class Owner:
         self._closing = None
         await self._let_go(parts)
 
-    async def _let_go(self, parts: Parts) -> None:
+    async def _hand_over(self, parts: Parts) -> bool:
+        """Give the deck to a member, oldest first, so that bound workers do not notice; False if there is none."""
+        for heir in self._server.heirs():
+            connection = await self._server.offer(heir, secrets.token_hex(16), handover.PATIENCE_SECONDS)
+            if connection is None:
+                continue
+            crash_point("handover.offered")
+            lifelines = {one.name: one.lifeline.write_fd for one in parts.workers.values() if one.lifeline is not None}
+            given = Given(
+                self._home.lock_fd,
+                self._server.listener.fileno(),
+                parts.notify.fileno(),
+                parts.guardian.lent(),
+                lifelines,
+            )
+            if await asyncio.to_thread(handover.give, connection, given):
+                crash_point("handover.given")
+                self._parts_open = None
+                self._closing = None
+                await self._let_go(parts, given_away=True)
+                crash_point("handover.let-go")
+                handover.let_go(connection)
+                return True
+            connection.close()
+        return False
+
+    async def _let_go(self, parts: Parts, *, given_away: bool = False) -> None:
         """Close everything; workers that are left are the next owner's."""
         parts.closing = True
         _open_owners.discard(self)
+        if not given_away:
+            unixsocket.unlink_if_ours(self._home.socket_path, self._bound)
+        await self._server.close()
         for worker in parts.workers.values():
             worker.cancel_timer()
         await parts.tasks.end()
         await parts.health.close()
         parts.logs.close()
-        await parts.guardian.close()
+        if given_away:
+            parts.guardian.give_away()
+        else:
+            await parts.guardian.close()
         parts.gatherer.close(parts.engine.cgroup_home)
         parts.loop.remove_reader(parts.notify.fileno())
-        parts.notify.close()
+        if given_away:
+            parts.notify.give_away()
+        else:
+            parts.notify.close()
         parts.events.close()
         parts.engine.close()
         parts.pay_all()
@@ -200,13 +263,17 @@ class Owner:
         parts.watch.close()
         for worker in parts.workers.values():
             worker.let_go()
-        self._home.close()
+        if given_away:
+            self._home.give_away()
+        else:
+            self._home.close()
 
     def forget_in_fork(self) -> None:
         """In a forked copy of the owner: let go of everything whose copy would speak for the owner."""
         parts, self._parts_open = self._parts_open, None
         if parts is not None:
             parts.watch.close_in_fork()
+        self._server.forget_in_fork()
         self._home.close_in_fork()
 
     def prepare_reexec(self) -> dict[str, str]:
@@ -218,6 +285,14 @@ class Owner:
         parts = self._parts()
         lifelines = {one.name: one.lifeline.write_fd for one in parts.workers.values() if one.lifeline is not None}
         return self._home.hand_over(lifelines, parts.notify.fileno(), parts.guardian.hand_over())
+
+    async def carry_out(self, verb: Verb[_Answer], request: str | None, tell: Callable[[Any], None]) -> _Answer:
+        """A verb that this process asked of an owner before it was the owner itself."""
+        removal = verb.__struct_config__.tag == "remove"
+        answer: _Answer = await self._parts().deeds.once(
+            request, verb.deed, lambda: verb.call(self, tell), removal=removal
+        )
+        return answer
 
     # --- verbs that act -----------------------------------------------------------------------------------------
 
@@ -352,10 +427,12 @@ class Owner:
     async def _stop_many(
         self, keys: Sequence[WorkerName], progress: Callable[[WorkerStatus], None] | None
     ) -> builtins.list[WorkerStatus]:
-        async with self._parts().turns.of_all(keys):
+        parts = self._parts()
+        async with parts.turns.of_all(keys):
             workers = {key: self._known(key) for key in keys}
             told = None if progress is None else lambda worker: progress(self._status(worker))
-            await self._ending.stop(list(workers.values()), progress=told)
+            to_stop = [worker for key, worker in workers.items() if not parts.deeds.is_done(key)]
+            await self._ending.stop(to_stop, progress=told)
             return [self._status(workers[key]) for key in keys]
 
     async def stop_all(self) -> builtins.list[WorkerStatus]:
@@ -369,8 +446,11 @@ class Owner:
         return await self._to_its_end(self._restart(key))
 
     async def _restart(self, key: WorkerName) -> WorkerStatus:
-        async with self._parts().turns.of(key):
+        parts = self._parts()
+        async with parts.turns.of(key):
             worker = self._known(key)
+            if parts.deeds.is_done(key):
+                return self._status(worker)
             if (refusal := _waits_for_a_person(worker.record)) is not None:
                 raise refusal
             await self._ending.stop([worker], wanted="running")
@@ -397,6 +477,8 @@ class Owner:
         parts = self._parts()
         async with parts.turns.of(key):
             worker = self._known(key)
+            if parts.deeds.is_done(key):
+                return self._status(worker)
             worker.cancel_timer()
             waiting = worker.record.phase in {State.FAILED, State.BACKOFF}
             phase = State.STOPPED if waiting else worker.record.phase
@@ -420,6 +502,8 @@ class Owner:
     async def remove(self, name: str | int) -> None:
         """Stop a worker and remove its record, log, data and secrets."""
         key = worker_name(name)
+        if self._parts().deeds.is_done(key):
+            return
         self._known(key)
         await self._to_its_end(self._remove(key))
 
@@ -455,6 +539,8 @@ class Owner:
         parts = self._parts()
         async with parts.turns.of(key):
             known = parts.workers.get(key)
+            if parts.deeds.is_done(key):
+                return self._status(self._known(key))
             if known is not None and known.has_process:
                 raise SpecChanged(key, ("pid",))
             worker = self._starting.adopt_stranger(key, pid, fields)
@@ -585,9 +671,14 @@ class Owner:
         return Abilities("owner", str(self.state_dir))
 
     async def members(self) -> builtins.list[Member]:
-        """Who has the deck open: this process owns it."""
+        """Who has the deck open: this process, which owns it, and the members."""
         self._parts()
-        return [Member(self.owner_pid, os.getuid(), ids.command_line(self.owner_pid), owner=True)]
+        own = Member(self.owner_pid, os.getuid(), ids.command_line(self.owner_pid), owner=True)
+        return [own, *self._server.joined()]
+
+    def wakes(self) -> AsyncIterator[int]:
+        """The id of the newest event, whenever it has changed: for members, which read events from the disk."""
+        return self._parts().events.wakes()
 
     # --- starting, as a verb ------------------------------------------------------------------------------------
 
@@ -615,6 +706,9 @@ class Owner:
         for name, spec in wanted.items():
             try:
                 worker = parts.workers.get(name)
+                if parts.deeds.is_done(name):
+                    answers[name] = self._status(self._known(name))
+                    continue
                 changed: tuple[str, ...] = ()
                 if worker is not None:
                     changed = () if spec is None else self._changed_fields(worker.record, spec)
@@ -755,6 +849,12 @@ def _all_started(answers: Mapping[WorkerName, WorkerStatus | BaseException]) -> 
     return [answer for answer in answers.values() if isinstance(answer, WorkerStatus)]
 
 
+def _inherited(given: Given) -> Inherited:
+    """What the owner before handed on, as an exec in place would have carried it over."""
+    guardian = None if given.guardian is None else {"channel_fd": given.guardian[0], "pid": given.guardian[1]}
+    return Inherited(given.lock_fd, given.notify_fd, given.lifelines, guardian, given.listener_fd)
+
+
 def _open_parts(
     home: DeckHome,
     registry: Registry,
@@ -769,6 +869,7 @@ def _open_parts(
     with contextlib.ExitStack() as undo:
         undo.callback(registry.close)
         synced = Durability(registry, loop, durability)
+        deeds = Deeds(registry, clock)
         registry.set_meta("deck_id", deck_id)
         crash_point("open.registry")
         notify = (
@@ -796,7 +897,8 @@ def _open_parts(
         home=home,
         registry=registry,
         durability=synced,
-        events=EventStream(registry, clock),
+        deeds=deeds,
+        events=EventStream(registry, clock, deeds),
         watch=watch,
         notify=notify,
         engine=engine,
@@ -816,8 +918,9 @@ def _forget_owners_in_forked_child() -> None:
 os.register_at_fork(after_in_child=_forget_owners_in_forked_child)
 
 if TYPE_CHECKING:  # mypy proves that the owner keeps the contract
+    from everdeck.wire.requests import Served
 
-    def _keeps_the_contract(owner: Owner) -> Verbs:
+    def _keeps_the_contract(owner: Owner) -> Served:
         return owner
 
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 from everdeck.clock import Clock
+from everdeck.deck.deeds import Deeds
 from everdeck.deck.durability import Durability
 from everdeck.deck.engine import Engine
 from everdeck.deck.events import EventStream
@@ -51,6 +52,7 @@ class Parts:
     home: DeckHome
     registry: Registry
     durability: Durability
+    deeds: Deeds
     events: EventStream
     watch: DeathWatch
     notify: NotifySocket

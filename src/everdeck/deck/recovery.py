@@ -86,6 +86,7 @@ class Recovery:
                     self._starting.conflict(one.worker)
                 elif not isinstance(one.decision, rules.Adopt):
                     await self.bring_up(one.worker)
+        parts.deeds.settled()
         crash_point("open.recovered")
 
     async def bring_up(self, worker: Worker) -> None:
@@ -105,7 +106,8 @@ class Recovery:
             case rules.NoteEnd():
                 await self._healing.settle(worker, exit_of_zombie(record))
             case rules.StartNow():
-                await self._healing.start_wanted(worker, EventKind.STARTED, by="recovery")
+                with self._parts.deeds.resumed(worker.name, EventKind.STARTED) as kind:
+                    await self._healing.start_wanted(worker, kind, by="recovery")
             case _:
                 self.wait_again(worker)
 

@@ -105,6 +105,10 @@ class NotifySocket:
                 os.unlink(self.address)  # noqa: PTH108 - as above
         self._socket.close()
 
+    def give_away(self) -> None:
+        """Somebody else listens with a copy of this socket: close ours, and leave the name."""
+        self._socket.close()
+
 
 def address_for(state_dir: Path) -> str:
     """Where the owners of this state directory listen: in it, or at a short path that stands for it.

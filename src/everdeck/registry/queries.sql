@@ -39,3 +39,18 @@ VALUES ((SELECT rowid FROM sqlite_sequence WHERE name = 'events'), 'events', :id
 
 -- name: forget_events_up_to
 DELETE FROM events WHERE id <= :id;
+
+-- name: note_request
+REPLACE INTO requests (id, worker, event, at) VALUES (?, ?, ?, ?);
+
+-- name: requests_done
+SELECT worker FROM requests WHERE id = :id AND event IS NOT NULL;
+
+-- name: requests_begun
+SELECT worker, id FROM requests WHERE event IS NULL;
+
+-- name: forget_requests
+DELETE FROM requests WHERE at < :before;
+
+-- name: forget_requests_begun
+DELETE FROM requests WHERE event IS NULL;

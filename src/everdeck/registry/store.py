@@ -343,6 +343,33 @@ class Registry:
         with _translated(self.path):
             return int(self.connection.execute(_sql("last_event_id")).fetchone()[0])
 
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def note_request(self, request: str, worker: str, event_id: int | None, at: float) -> None:
+        """A request was begun (None) or done for this worker, in the transaction that tells of it."""
+        with _translated(self.path):
+            self.connection.execute(_sql("note_request"), (request, worker, event_id, at))
+
+    def requests_done(self, request: str) -> frozenset[str]:
+        """The workers for which this request was carried out."""
+        with _translated(self.path):
+            return frozenset(row[0] for row in self.connection.execute(_sql("requests_done"), {"id": request}))
+
+    def requests_begun(self) -> dict[str, str]:
+        """Workers with the request that was begun for them and not finished."""
+        with _translated(self.path):
+            return dict(self.connection.execute(_sql("requests_begun")).fetchall())
+
+    def forget_requests_begun(self) -> None:
+        """What was begun is settled: its worker was recovered."""
+        with _translated(self.path):
+            self.connection.execute(_sql("forget_requests_begun"))
+
+    def forget_requests(self, before: float) -> None:
+        """Nobody asks again for what is as old as that."""
+        with _translated(self.path):
+            self.connection.execute(_sql("forget_requests"), {"before": before})
+
 
 def read_only(path: Path) -> Registry:
     """The registry as somebody reads it who does not own the deck; writes nothing, refuses a newer schema."""

@@ -21,7 +21,6 @@ import os
 import resource
 import socket
 import ssl
-import stat
 import struct
 from collections.abc import Awaitable, Callable, MutableMapping
 from email.utils import formatdate
@@ -35,7 +34,8 @@ from uvicorn.server import ServerState
 
 from everdeck.access import Grant, LocalPeople
 from everdeck.errors import DeckError
-from everdeck.statedir import SOCKET
+from everdeck.kernel import unixsocket
+from everdeck.statedir import HTTP_SOCKET
 from everdeck.verbs import Caller
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -43,7 +43,6 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-SOCKET_NAME: Final = SOCKET
 HEAD_SECONDS: Final = 20.0
 BODY_SECONDS: Final = 30.0
 STALLED_READER_SECONDS: Final = 30.0
@@ -90,14 +89,18 @@ class HttpFront:
         self._state = ServerState()
         self._state.default_headers = []
         self._servers: dict[str, asyncio.Server] = {}
-        self._bound: dict[Path, tuple[int, int]] = {}
+        self._bound: dict[Path, os.stat_result] = {}
 
     async def listen_unix(self, state_dir: Path, carried_fd: int | None = None) -> None:
-        """Serve ``deck.sock``. Call only as the owner of the deck: a socket file of a dead owner is replaced."""
+        """Serve ``http.sock``; refuses if another daemon of this deck does, replaces what a dead one left."""
         config = self._config()
-        listener = _unix_listener(state_dir) if carried_fd is None else socket.socket(fileno=carried_fd)
-        facts = (state_dir / SOCKET_NAME).stat()
-        self._bound[state_dir / SOCKET_NAME] = (facts.st_dev, facts.st_ino)
+        path = state_dir / HTTP_SOCKET
+        if carried_fd is None:
+            _refuse_second(state_dir)
+            listener = unixsocket.listen(state_dir, HTTP_SOCKET)
+        else:
+            listener = socket.socket(fileno=carried_fd)
+        self._bound[path] = os.lstat(path)
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(
             lambda: self._protocol(config, local=True), sock=_own(listener), backlog=ACCEPTED_PER_TURN
@@ -141,12 +144,8 @@ class HttpFront:
         """Stop accepting, let answers that are being written finish, then cut what is left."""
         for server in self._servers.values():
             server.close()
-        for path, identity in self._bound.items():
-            # Only the file that was bound here: a later owner may have put its own in this place.
-            with contextlib.suppress(OSError):
-                facts = os.lstat(path)
-                if (facts.st_dev, facts.st_ino) == identity:
-                    path.unlink()
+        for path, bound in self._bound.items():
+            unixsocket.unlink_if_ours(path, bound)
         for protocol in list(self._state.connections):
             protocol.shutdown()
         waiting = [task for task in self._state.tasks if not task.done()]
@@ -330,36 +329,11 @@ def _peer_of(transport: asyncio.Transport) -> tuple[int, int, frozenset[int]]:
     return pid, uid, frozenset(groups)
 
 
-def _unix_listener(state_dir: Path) -> socket.socket:
-    """A socket bound at STATE/deck.sock, mode 0600 from its first moment.
-
-    An AF_UNIX address holds 107 bytes, so a deep state directory is reached through its descriptor in /proc.
-    It is bound under another name, closed to others, and then renamed: there is no moment at which the name
-    exists and refuses, and none at which somebody else may connect.
-    """
-    directory = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-    fresh = f".{SOCKET_NAME}.{os.getpid()}"
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(fresh, dir_fd=directory)
-        before = os.umask(0o177)
-        try:
-            listener.bind(f"/proc/self/fd/{directory}/{fresh}")
-        finally:
-            os.umask(before)
-        listener.listen(BACKLOG)
-        with contextlib.suppress(FileNotFoundError):
-            there = os.stat(SOCKET_NAME, dir_fd=directory, follow_symlinks=False)
-            if stat.S_ISDIR(there.st_mode):
-                raise DeckError(f"{state_dir / SOCKET_NAME} is a directory")
-        os.rename(fresh, SOCKET_NAME, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError as error:
-        listener.close()
-        raise DeckError(f"cannot listen on {state_dir / SOCKET_NAME}: {error.strerror}") from error
-    finally:
-        os.close(directory)
-    return listener
+def _refuse_second(state_dir: Path) -> None:
+    """Two daemons beside one deck would take each other's callers."""
+    with contextlib.suppress(OSError), unixsocket.connect(state_dir, HTTP_SOCKET) as there:
+        pid = unixsocket.peer_of(there).pid
+        raise DeckError(f"a daemon (pid {pid}) already serves {state_dir}; talk to it, or end it first")
 
 
 def _tcp_listener(host: str, port: int) -> socket.socket:

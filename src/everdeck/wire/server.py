@@ -1,0 +1,349 @@
+"""The owner's end of ``deck.sock``: every owner serves it, library or daemon.
+
+A peer is asked for by SO_PEERCRED and must run as the owner or as root. What one connection may cost is bounded: so
+many questions at once, frames of so many bytes, streams that send only what was asked for, and a peer that does not
+read for half a minute is cut off. What is not a frame gets an error and ends the connection; a verb that is not known,
+or ill-typed, gets an error and nothing else.
+
+A verb that acts goes on when its caller hangs up: whoever asks again with the same request id gets its answer.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from everdeck.errors import EverdeckError, SpecError
+from everdeck.faults import fault_of
+from everdeck.kernel.unixsocket import Peer, peer_of
+from everdeck.model import EventKind
+from everdeck.verbs import Caller, Member, asked_by
+from everdeck.wire import frames
+from everdeck.wire.frames import Answer, Answered, Ask, Cancel, Cutter, FrameRefused, Hello, Item, More, Refused
+from everdeck.wire.requests import Served, Stream, Verb, decode_verb
+
+_log: Final = logging.getLogger("everdeck.wire")
+
+MOST_AT_ONCE: Final = 256
+FIRST_FRAME_SECONDS: Final = 30.0
+STALLED_READER_SECONDS: Final = 30.0
+
+
+class Deeds(Protocol):
+    """What remembers which requests were carried out."""
+
+    def once(
+        self, request: str | None, deed: EventKind | None, act: Callable[[], Awaitable[Any]], *, removal: bool
+    ) -> Awaitable[Any]:
+        """Carry it out, or wait for who already does, and mark it done with the event that tells of it."""
+
+
+class WireServer:
+    """Everybody who is connected to one owner."""
+
+    def __init__(self, deck: Served, deeds: Deeds, listener: socket.socket, welcome: frames.Welcome) -> None:
+        self.deck = deck
+        self.deeds = deeds
+        self.welcome = frames.packed(welcome)
+        self.listener = listener
+        self._server: asyncio.Server | None = None
+        self._connections: set[_Connection] = set()
+        self._offered: dict[str, tuple[_Connection, asyncio.Future[socket.socket | None]]] = {}
+        self.draining = False
+
+    async def open(self) -> None:
+        """Begin to answer; who connected while the deck was being recovered has waited in the kernel's queue."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _Connection(self), sock=self.listener)
+
+    def joined(self) -> list[Member]:
+        """The members that are connected, oldest first."""
+        return [one.member for one in sorted(self._connections, key=_age) if one.member is not None]
+
+    async def drain(self) -> None:
+        """Take no more questions, and wait for the verbs that are being carried out."""
+        self.draining = True
+        waiting = [task for one in self._connections for task in one.acts]
+        if waiting:
+            await asyncio.wait(waiting)
+
+    async def close(self) -> None:
+        """Hang up on everybody; a member takes that for the owner's end, as it is."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.hang_up()
+        self.listener.close()
+
+    def forget_in_fork(self) -> None:
+        """In a forked copy of the owner: its copies would keep everybody waiting when the owner is gone."""
+        self.listener.close()
+        for connection in self._connections:
+            if connection.socket is not None:
+                close_copy(connection.socket)
+        self._connections.clear()
+
+    # --- handing over -------------------------------------------------------------------------------------------
+
+    async def offer(self, member: "_Connection", word: str, patience_seconds: float) -> socket.socket | None:
+        """Ask one member to fetch the deck with this word; the connection it fetches it by, or None if it does not."""
+        fetched: asyncio.Future[socket.socket | None] = asyncio.get_running_loop().create_future()
+        self._offered[word] = (member, fetched)
+        member.send(frames.Offer(word))
+        try:
+            async with asyncio.timeout(patience_seconds):
+                return await fetched
+        except TimeoutError:
+            return None
+        finally:
+            del self._offered[word]
+
+    def heirs(self) -> "list[_Connection]":
+        """The connections of members, oldest first."""
+        return [one for one in sorted(self._connections, key=_age) if one.member is not None]
+
+    def fetched(self, word: str, connection: "_Connection") -> bool:
+        """Somebody came with a word: if it was offered, the connection is taken out of the loop for the hand-over."""
+        _, waiting = self._offered.get(word, (None, None))
+        if waiting is None or waiting.done():
+            return False
+        waiting.set_result(connection.given_away())
+        return True
+
+    def begun(self, connection: "_Connection") -> None:
+        """Somebody connected."""
+        self._connections.add(connection)
+
+    def ended(self, connection: "_Connection") -> None:
+        """Somebody is gone."""
+        self._connections.discard(connection)
+        for member, waiting in self._offered.values():
+            if member is connection and not waiting.done():
+                waiting.set_result(None)
+
+
+class _Connection(asyncio.Protocol):
+    """One peer."""
+
+    def __init__(self, server: WireServer) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._cutter = Cutter(frames.MOST_ASKED_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._peer = Peer(0, -1)
+        self._streams: dict[int, _Stream] = {}
+        self._readable = asyncio.Event()
+        self._readable.set()
+        self._deadline: asyncio.TimerHandle | None = None
+        self.since = datetime.now(UTC)
+        self.socket: socket.socket | None = None
+        self.acts: set[asyncio.Task[None]] = set()
+        self.member: Member | None = None
+
+    # --- the transport's side -----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a stream socket has no other
+        self._transport = transport
+        borrowed = transport.get_extra_info("socket")
+        self._peer = peer_of(borrowed)
+        if not self._peer.is_ours:
+            transport.abort()
+            return
+        self.socket = borrowed
+        self._server.begun(self)
+        self._deadline = self._loop.call_later(FIRST_FRAME_SECONDS, transport.abort)
+        transport.write(self._server.welcome)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._cutter.feed(data):
+                if self._transport is None:
+                    return
+                self._take(body)
+        except FrameRefused as refusal:
+            self._refuse_all(refusal)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the same for us either way
+        self._transport = self.socket = None
+        self._no_deadline()
+        self._server.ended(self)
+        for stream in self._streams.values():
+            stream.task.cancel()
+
+    def pause_writing(self) -> None:
+        self._readable.clear()
+        self._no_deadline()
+        if self._transport is not None:
+            self._transport.pause_reading()
+            self._deadline = self._loop.call_later(STALLED_READER_SECONDS, self._transport.abort)
+
+    def resume_writing(self) -> None:
+        self._readable.set()
+        self._no_deadline()
+        self._read_on()
+
+    def hang_up(self) -> None:
+        """Answers that are written leave first."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def given_away(self) -> socket.socket:
+        """The connection as a socket of its own, out of the loop."""
+        assert self._transport is not None  # noqa: S101 - asked while a frame is being taken
+        borrowed = self._transport.get_extra_info("socket")
+        own = socket.socket(fileno=os.dup(borrowed.fileno()))
+        os.set_inheritable(own.fileno(), False)  # noqa: FBT003 - the os module's order
+        self._transport.pause_reading()
+        self._transport.abort()
+        return own
+
+    def send(self, frame: Answered) -> None:
+        """Whoever is gone gets nothing, and it is no fault."""
+        if self._transport is not None:
+            self._transport.write(frames.packed(frame))
+
+    # --- what is asked ------------------------------------------------------------------------------------------
+
+    def _take(self, body: bytes) -> None:
+        try:
+            frame = frames.decode_asked(body)
+        except msgspec.MsgspecError as err:
+            raise FrameRefused(f"not a frame of version {frames.VERSION}: {err}") from err
+        self._no_deadline()
+        match frame:
+            case Ask():
+                self._asked(frame)
+            case More(number, items):
+                if number in self._streams:
+                    self._streams[number].allow(items)
+            case Cancel(number):
+                if number in self._streams:
+                    self._streams[number].task.cancel()
+            case Hello():
+                self._met(frame)
+
+    def _met(self, hello: Hello) -> None:
+        if hello.version != frames.VERSION:
+            raise FrameRefused(f"this owner speaks version {frames.VERSION}, not {hello.version}")
+        if hello.member:
+            self.member = Member(self._peer.pid, self._peer.uid, hello.program[:200], since=self.since)
+        elif hello.program.startswith("fetch:") and not self._server.fetched(hello.program[6:], self):
+            raise FrameRefused("nothing is offered under that word")
+
+    def _asked(self, ask: Ask) -> None:
+        if ask.number in self._streams or ask.number <= 0:
+            raise FrameRefused(f"question {ask.number} is being answered, or is not a number above 0")
+        try:
+            verb = decode_verb(ask.verb)
+        except msgspec.MsgspecError as err:
+            cause = err.__cause__
+            refusal = cause if isinstance(cause, SpecError) else SpecError("verb", "what was asked", str(err))
+            self.send(Refused(ask.number, fault_of(refusal)))
+            return
+        caller = ask.caller or Caller(uid=self._peer.uid, pid=self._peer.pid)
+        if self._server.draining:
+            return  # the next owner is asked again
+        if isinstance(verb, Stream):
+            stream = self._streams[ask.number] = _Stream()
+            stream.task = self._loop.create_task(self._flow(ask.number, verb, stream))
+        else:
+            with asked_by(caller):
+                task = self._loop.create_task(self._answer(ask, verb))
+            self.acts.add(task)
+            task.add_done_callback(self.acts.discard)
+        if len(self.acts) + len(self._streams) >= MOST_AT_ONCE and self._transport is not None:
+            self._transport.pause_reading()
+
+    async def _answer(self, ask: Ask, verb: Verb[Any]) -> None:
+        number = ask.number
+
+        def tell(item: Any) -> None:
+            self.send(Item(number, frames.raw(item)))
+
+        removal = verb.__struct_config__.tag == "remove"
+        try:
+            answer = await self._server.deeds.once(
+                ask.request, verb.deed, lambda: verb.call(self._server.deck, tell), removal=removal
+            )
+            self.send(Answer(number, frames.raw(answer)))
+        except Exception as err:  # noqa: BLE001 - the edge: whatever it is, it is the answer
+            self._send_error(number, verb, err)
+        finally:
+            self._read_on()
+
+    async def _flow(self, number: int, verb: Stream[Any], stream: "_Stream") -> None:
+        try:
+            async with contextlib.aclosing(verb.open(self._server.deck)) as items:  # type: ignore[type-var]  # all are generators
+                async for item in items:
+                    await stream.room()
+                    await self._readable.wait()
+                    self.send(Item(number, frames.raw(item)))
+            self.send(Answer(number, frames.raw(None)))
+        except asyncio.CancelledError:
+            self.send(Answer(number, frames.raw(None)))
+        except Exception as err:  # noqa: BLE001 - as above
+            self._send_error(number, verb, err)
+        finally:
+            self._streams.pop(number, None)
+            self._read_on()
+
+    def _send_error(self, number: int, verb: Verb[Any], err: Exception) -> None:
+        if not isinstance(err, EverdeckError | ExceptionGroup):
+            _log.error("%s of %s failed", type(verb).__name__, self._peer, exc_info=err)
+        self.send(Refused(number, fault_of(err)))
+
+    def _refuse_all(self, refusal: FrameRefused) -> None:
+        _log.warning("pid %d on the deck's socket: %s", self._peer.pid, refusal)
+        self.send(Refused(0, fault_of(refusal)))
+        self.hang_up()
+
+    def _read_on(self) -> None:
+        room = len(self.acts) + len(self._streams) < MOST_AT_ONCE and self._readable.is_set()
+        if room and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _no_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class _Stream:
+    """How much one stream may still send."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None]
+        self._left = frames.WINDOW
+        self._more = asyncio.Event()
+
+    def allow(self, items: int) -> None:
+        """Its reader has room for so many more, and never for more than a window."""
+        self._left = min(self._left + max(items, 0), frames.WINDOW)
+        self._more.set()
+
+    async def room(self) -> None:
+        """Wait until one more may be sent."""
+        while self._left == 0:
+            self._more.clear()
+            await self._more.wait()
+        self._left -= 1
+
+
+def close_copy(borrowed: Any) -> None:
+    """In a forked copy: close the descriptor of a transport's socket, and tell neither the transport nor its loop.
+
+    The loop's epoll is shared with the parent, so nothing may be unregistered; and the socket object must know that
+    its descriptor is closed, or it would one day close somebody else's that got the number.
+    """
+    getattr(borrowed, "_sock", borrowed).close()
+
+
+def _age(connection: _Connection) -> datetime:
+    return connection.since

@@ -1,0 +1,72 @@
+"""The decks that keep the contract, one after the other: each test of this folder runs on every one of them."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from everdeck import AsyncDeck
+from everdeck.verbs import Verbs
+from support.repo_processes import end_all_under
+
+OWNER = (
+    "from everdeck import Deck; import sys, signal; deck = Deck(sys.argv[1]); print('up', flush=True); signal.pause()"
+)
+
+
+@contextlib.asynccontextmanager
+async def as_owner(state: Path) -> AsyncIterator[Verbs]:
+    """This process owns the deck."""
+    async with AsyncDeck(state, durability="process") as deck:
+        assert (await deck.abilities()).kind == "owner"
+        yield deck
+
+
+@contextlib.asynccontextmanager
+async def as_member(state: Path) -> AsyncIterator[Verbs]:
+    """Another process owns the deck, and this one asks it."""
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(state)], stdout=subprocess.PIPE) as owner:
+        try:
+            assert owner.stdout is not None
+            assert owner.stdout.readline() == b"up\n"
+            async with AsyncDeck(state) as deck:
+                assert (await deck.abilities()).kind == "member"
+                yield deck
+        finally:
+            owner.kill()
+
+
+OpenDeck = Callable[[Path], AbstractAsyncContextManager[Verbs]]
+DECKS: dict[str, OpenDeck] = {"owner": as_owner, "member": as_member}
+
+
+@pytest.fixture(params=list(DECKS))
+def opened(request: pytest.FixtureRequest) -> OpenDeck:
+    """How to open the deck under test at a state directory."""
+    return DECKS[request.param]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    """A state directory whose workers are all ended afterwards."""
+    yield tmp_path / "state"
+    end_all_under(tmp_path)
+
+
+@pytest.fixture
+def on_deck(opened: OpenDeck, state: Path) -> Callable[[Callable[[Verbs], object]], None]:
+    """Run a scenario, a coroutine function of one deck, on the deck under test."""
+
+    def run(scenario: Callable[[Verbs], object]) -> None:
+        async def whole() -> None:
+            async with opened(state) as deck, asyncio.timeout(90):
+                await scenario(deck)  # type: ignore[misc]
+
+        asyncio.run(whole())
+
+    return run
