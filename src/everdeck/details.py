@@ -115,6 +115,7 @@ class Conflict(Told):
 
     pid: int | None
     command: str
+    why: NotRequired[str]
 
 
 class LogRotated(Told):

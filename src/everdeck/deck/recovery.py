@@ -25,11 +25,11 @@ from everdeck.deck.home import Inherited
 from everdeck.deck.parts import RETRY_SECONDS, Change, Parts
 from everdeck.deck.starting import Starting, leader_by_cookie, spec_from_process
 from everdeck.deck.worker import Worker
-from everdeck.errors import KernelError, NameRefused, ProcessGone, ResourceExhausted
+from everdeck.errors import KernelError, NameRefused, ProcessGone, ResourceExhausted, SpecError
 from everdeck.kernel import containment, exits, flock
 from everdeck.kernel import identity as ids
 from everdeck.kernel.escalation import Outcome
-from everdeck.model import Cookie, EventKind, State, WorkerName, worker_name
+from everdeck.model import Cookie, EventKind, State, WorkerName, WorkerSpec, worker_name
 from everdeck.registry import Record
 from everdeck.registry.store import encoded_spec
 
@@ -234,28 +234,44 @@ class Recovery:
             elif flock.is_held(lock_path):
                 for pid in flock.holders(lock_path):
                     with contextlib.suppress(KernelError):
-                        if self._find_again(name, pid):
+                        if flock.is_heir(lock_path, pid) and self._find_again(name, pid):
                             break
 
     def _find_by_cookie(self) -> None:
-        """A worker that dropped its lock (sudo, closefrom) still says in its environment whose it is."""
+        """A worker that dropped its lock (sudo, closefrom) still says in its environment whose it is.
+
+        Anybody can say that. Whoever is of the worker's own account gains nothing by it, and nobody else is believed.
+        """
         parts = self._parts
         for pids in containment.cookie_scan().values():
             for pid in pids:
                 environment = containment.environment_of(pid)
                 with contextlib.suppress(KernelError, NameRefused):
                     name = worker_name(environment.get(WORKER_ENV))
-                    if environment.get(DIR_ENV) == str(parts.engine.home(name)) and name not in parts.workers:
-                        self._find_again(name, pid)
+                    home, known = parts.engine.home(name), name in parts.workers
+                    if environment.get(DIR_ENV) == str(home) and not known and parts.engine.lock_path(name).exists():
+                        self._find_again(name, pid, by_claim=True)
 
-    def _find_again(self, name: WorkerName, pid: int) -> bool:
-        cookie = containment.cookie_of(pid)
+    def _find_again(self, name: WorkerName, pid: int, *, by_claim: bool = False) -> bool:
+        """Note down a worker that the registry lost, as what its process is; its account is the process's own."""
+        parts, cookie = self._parts, containment.cookie_of(pid)
         if cookie is None or ids.read_stat(pid).session != pid:
+            return False
+        # The directory is the account's. An heir of the lock may have given up our rights by itself.
+        account = containment.account_of(parts.engine.lock_path(name))
+        gave_up = account == os.geteuid() and not by_claim
+        if not gave_up and ids.accounts_of(pid) != {account}:
             return False
         pidfd = ids.open_pidfd(pid)
         try:
             identity = ids.identity_of(pidfd, pid)
-            spec = spec_from_process(pid, self._parts.engine.fields_of_running(name, pid))
+            spec = spec_from_process(pid, parts.engine.fields_of_running(name, pid))
+            parts.engine.check(spec)
+            if ids.is_readable(pidfd):
+                return False
+        except SpecError as err:
+            self._leave_stopped(name, pid, err)
+            return True
         finally:
             os.close(pidfd)
         record = Record(name, encoded_spec(spec), "running", State.RUNNING, cookie, identity)
@@ -263,6 +279,16 @@ class Recovery:
         self._parts.registry.save(record)
         self._parts.workers[name] = self._worker(record)
         return True
+
+    def _leave_stopped(self, name: WorkerName, pid: int, error: SpecError) -> None:
+        """It runs, and we do not know as whom we may start it again: so we do not, and say why."""
+        parts = self._parts
+        spec = WorkerSpec(command=(ids.command_line(pid) or "unknown",))
+        record = Record(name, encoded_spec(spec), "stopped", State.STOPPED, containment.new_cookie())
+        with parts.registry.transaction():
+            parts.registry.save(record)
+            parts.events.append(name, EventKind.LOCK_CONFLICT, pid=pid, command=ids.command_line(pid), why=str(error))
+        parts.workers[name] = self._worker(record)
 
     # --- ending -------------------------------------------------------------------------------------------------
 

@@ -394,6 +394,7 @@ class Starting:
             identity = ids.identity_of(pidfd, pid)
             self._refuse_ours(pid, identity)
             spec = spec_from_process(pid, fields)
+            ids.identity_of(pidfd, pid)  # still the same: what was read in between was its own
             parts.engine.check(spec)
             parts.engine.prepare(name, spec)
             record = Record(
@@ -467,7 +468,8 @@ def leader_by_cookie(tree: Tree) -> tuple[int, Identity] | None:
 
 
 def spec_from_process(pid: int, fields: dict[str, Any]) -> WorkerSpec:
-    """What a running process seems to have been started with."""
+    """What a running process seems to have been started with; started again it is of the account that it is of now."""
+    account = ids.accounts_of(pid)
     words = [word.decode("utf-8", "replace") for word in ids.read_proc(pid, "cmdline").rstrip(b"\0").split(b"\0")]
     if not words or not words[0]:
         raise SpecError("pid", pid, "a process with a command line")
@@ -475,4 +477,17 @@ def spec_from_process(pid: int, fields: dict[str, Any]) -> WorkerSpec:
     if "cwd" not in given:
         with contextlib.suppress(OSError):
             given["cwd"] = os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115 - a kernel file
+    if given.get("user") is None and account != {os.geteuid()}:
+        given["user"] = _one_account(pid, account)
+    # Asked again: a program that changed its account meanwhile has not the rights of the words that were read.
+    if ids.accounts_of(pid) != account:
+        raise SpecError("pid", pid, "a process that does not change its account just now")
     return WorkerSpec.of(given.pop("command", words), **given)
+
+
+def _one_account(pid: int, account: set[int]) -> str:
+    if len(account) != 1 or os.geteuid() != 0:
+        told = "/".join(str(uid) for uid in sorted(account))
+        raise SpecError("pid", pid, f"a process of one account that we may start programs as (it is of uid {told})")
+    (uid,) = account
+    return str(uid)
