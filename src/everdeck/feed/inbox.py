@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
@@ -23,7 +24,7 @@ import msgspec
 from everdeck.crashpoints import crash_point
 from everdeck.errors import FeedClosed, SourceError, SpecError
 from everdeck.feed.records import Counts, Cursor, FirstRun, Position, Record, RecordId, Start, Stored
-from everdeck.feed.store import SQL, Clock, Store, Transaction, shared, wall_clock
+from everdeck.feed.store import SQL, Clock, Store, Transaction, numbers, shared, wall_clock
 
 if TYPE_CHECKING:
     import sqlite3
@@ -35,6 +36,9 @@ UPSTREAM_KEEPS_SECONDS: Final = 24 * 3600.0
 REMEMBER_SECONDS: Final = 2 * UPSTREAM_KEEPS_SECONDS
 REMEMBER_IDS: Final = 250_000
 MAX_BACKLOG: Final = 50_000
+KEEP_DAYS: Final = 30.0
+# Payloads of what has just arrived are kept at hand, for most of it is worked on at once.
+AT_HAND_BYTES: Final = 4_000_000
 FORGET_AT_ONCE: Final = 5_000
 STORES_BETWEEN_HOUSEKEEPING: Final = 64
 
@@ -64,7 +68,8 @@ class Inbox:
     file: that is what makes ``item.transaction()`` possible.
 
     ``max_backlog`` bounds what waits: above it the source is not asked (it keeps what we do not take).
-    ``remember_seconds`` and ``remember_ids`` bound how long ids are known after their items are done.
+    ``remember_seconds`` and ``remember_ids`` bound how long ids are known after their items are done. Dead letters that
+    nobody has asked for are dropped after ``keep_days``.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class Inbox:
         max_backlog: int = MAX_BACKLOG,
         remember_seconds: float = REMEMBER_SECONDS,
         remember_ids: int = REMEMBER_IDS,
+        keep_days: float = KEEP_DAYS,
         clock: Clock = wall_clock,
     ) -> None:
         for field, given in (("max_backlog", max_backlog), ("remember_ids", remember_ids)):
@@ -81,10 +87,13 @@ class Inbox:
                 raise SpecError(field, given, "a whole number, at least 1")
         if remember_seconds < 0:
             raise SpecError("remember_seconds", remember_seconds, "a number, at least 0")
+        if isinstance(keep_days, bool) or not isinstance(keep_days, int | float) or not keep_days > 0:
+            raise SpecError("keep_days", keep_days, "days, more than 0 (math.inf: for ever)")
         self.path = Path(path)
         self.max_backlog = max_backlog
         self.remember_seconds = remember_seconds
         self.remember_ids = remember_ids
+        self.keep_days = keep_days
         self._clock = clock
         self._store: Store | None = None
         self._opened = 0
@@ -100,7 +109,9 @@ class Inbox:
         self._opened += 1
         if work:
             try:
-                self._store.claim()
+                last = self._store.claim()
+                if last is not None:
+                    await self._store.recover(last)
             except BaseException:
                 await self.close()
                 raise
@@ -175,25 +186,30 @@ class Inbox:
     # --- housekeeping ---
 
     async def housekeep(self) -> None:
-        """Forget ids that cannot come again and give free pages back. Called by itself now and then."""
-        store = self.store
-        newest = self.store.clock() - self.remember_seconds
-        (last,) = store.read("last_seq")[0]
+        """Forget ids that cannot come again and dead letters that nobody asked for. Called by itself now and then."""
+        await self.store.write(self._forget)
+        await self.store.give_back_pages()
+
+    def _forget(self, connection: "sqlite3.Connection") -> None:
+        now = self.store.clock()
+        newest = now - self.remember_seconds
+        (last,) = connection.execute(SQL["last_seq"]).fetchone()
         too_many = last - self.remember_ids
-        forgettable: list[tuple[int]] = []
-        for seq, stored_at, of_last_batch in store.each("seen_oldest"):
+        forgettable: list[int] = []
+        for seq, stored_at, of_last_batch in connection.execute(SQL["seen_oldest"]):
             # Rows are in order of arrival, so the first one that is young and within the number ends the search.
             if stored_at >= newest and seq > too_many:
                 break
             if not of_last_batch:
-                forgettable.append((seq,))
+                forgettable.append(seq)
                 if len(forgettable) == FORGET_AT_ONCE:
                     break
         if forgettable:
-            async with store.transaction() as connection:
-                connection.executemany(SQL["seen_forget"], forgettable)
-                crash_point("feed.housekeeping.forgotten")
-        await store.give_back_pages()
+            connection.execute(SQL["seen_forget"], (numbers(forgettable),))
+            crash_point("feed.housekeeping.forgotten")
+        if self.keep_days != inf:
+            for expired in ("dead_expire", "outbox_dead_expire"):
+                connection.execute(SQL[expired], (now - self.keep_days * 86_400,))
 
     async def stored_once_more(self) -> None:
         """Count one stored batch, and keep house when it is time."""
@@ -221,7 +237,11 @@ class Stream:
         self._arrived = Event()
         self._has_room = Event()
         self._new: list[tuple[int, str | None]] = []
+        self._at_hand: dict[int, Row] = {}
+        self._at_hand_bytes = 0
+        self._unsynced = False
         self._listening = False
+        self.in_flight = 0
 
     # --- where to ask ---
 
@@ -265,10 +285,13 @@ class Stream:
 
     # --- storing ---
 
-    async def store(self, records: Sequence[Record], cursor: Cursor = None, *, asked: int | None = None) -> Stored:
+    async def store(
+        self, records: Sequence[Record], cursor: Cursor = None, *, asked: int | None = None, sync: bool = True
+    ) -> Stored:
         """Store a batch and its cursor: one durable transaction, or nothing (``InboxUnavailable``).
 
-        Upstream may be asked at the new position as soon as this returns. With ``asked`` (the offset that the batch was
+        Upstream may be asked at the new position as soon as this returns; with ``sync=False`` only after
+        :meth:`synced`, and the work on it may begin before. With ``asked`` (the offset that the batch was
         asked with) an id below what upstream has forgotten, or a known id with another payload, means that the ids
         started again: a new epoch begins and the record is kept. Call it for an empty answer too: it confirms
         ``asked``.
@@ -286,38 +309,77 @@ class Stream:
                 self._row = row
             return Stored(0, 0, restarted_ids=False)
         crash_point("feed.store.begun")
-        async with self.inbox.store.transaction(durable=True) as connection:
-            fresh, epoch = self._sorted_out(records, row, by_digest=asked is not None)
-            seqs = self.inbox.store.next_seqs(len(fresh))
-            now = self.inbox.store.clock()
-            numbered = list(zip(seqs, fresh, strict=True))
-            connection.executemany(
-                SQL["seen_add"],
-                [(seq, row.id, new.record.id, new.epoch, new.digest, now) for seq, new in numbered],
-            )
-            crash_point("feed.store.ids_written")
-            connection.executemany(
-                SQL["item_add"],
-                [(seq, row.id, new.record.id, new.record.key, new.record.payload, now) for seq, new in numbered],
-            )
-            crash_point("feed.store.rows_written")
-            restarted = epoch > row.epoch
-            if restarted:
-                row = replace(row, epoch=epoch, floor=0, confirmed=False)
-            if cursor is not None and cursor != row.cursor:
-                row = replace(row, cursor=cursor, confirmed=False)
-            row = replace(row, stored_at=now)
-            _write(connection, row, first_seq=seqs.start if fresh else None)
-            crash_point("feed.store.cursor_written")
+        written = await self.inbox.store.write(
+            lambda connection: self._write_batch(connection, row, records, cursor, by_digest=asked is not None)
+        )
         crash_point("feed.store.committed")
-        self._row = row
-        self._waiting += len(fresh)
+        self._row = written.row
+        self._unsynced = True
+        self._waiting += len(written.fresh)
         if self._listening:
-            self._new.extend((seq, new.record.key) for seq, new in numbered)
+            self._remember(written)
         self._arrived.set()
         self.activity.set()
+        if sync:
+            await self.synced()
         await self.inbox.stored_once_more()
-        return Stored(len(fresh), len(records) - len(fresh), restarted)
+        restarted = written.row.epoch > row.epoch
+        return Stored(len(written.fresh), len(records) - len(written.fresh), restarted)
+
+    def _write_batch(
+        self, connection: "sqlite3.Connection", row: "_Row", records: Sequence[Record], cursor: Cursor, *, by_digest: bool
+    ) -> "_Written":
+        store = self.inbox.store
+        fresh, epoch = self._sorted_out(connection, records, row, by_digest=by_digest)
+        seqs, now = store.next_seqs(len(fresh)), store.clock()
+        if fresh:
+            ids = [(seq, new.record.id, new.epoch, new.digest is not None) for seq, new in zip(seqs, fresh, strict=True)]
+            digests = b"".join(new.digest or bytes(8) for new in fresh)
+            connection.execute(SQL["seen_add"], (_json(ids), digests, row.id, now))
+            crash_point("feed.store.ids_written")
+            items, begin = [], 1
+            for seq, new in zip(seqs, fresh, strict=True):
+                items.append((seq, new.record.id, new.record.key, begin, len(new.record.payload)))
+                begin += len(new.record.payload)
+            payloads = b"".join(new.record.payload for new in fresh)
+            connection.execute(SQL["item_add"], (_json(items), payloads, row.id, now))
+            crash_point("feed.store.rows_written")
+        if epoch > row.epoch:
+            row = replace(row, epoch=epoch, floor=0, confirmed=False)
+        if cursor is not None and cursor != row.cursor:
+            row = replace(row, cursor=cursor, confirmed=False)
+        row = replace(row, stored_at=now)
+        _write(connection, row, first_seq=seqs.start if fresh else None)
+        crash_point("feed.store.cursor_written")
+        return _Written(row, seqs, [new.record for new in fresh])
+
+    def _remember(self, written: "_Written") -> None:
+        """What arrived, for the dispatcher; its payloads too, as far as there is room for them."""
+        for seq, record in zip(written.seqs, written.fresh, strict=True):
+            self._new.append((seq, record.key))
+            if self._at_hand_bytes < AT_HAND_BYTES:
+                self._at_hand[seq] = Row(seq, record.id, record.key, record.payload, 0, written.row.stored_at, 0)
+                self._at_hand_bytes += len(record.payload)
+
+    async def synced(self) -> None:
+        """Wait until everything that was stored survives a power cut: from then on upstream may forget it."""
+        if self._unsynced:
+            await self.inbox.store.sync()
+            crash_point("feed.store.synced")
+            self._unsynced = False
+
+    async def rows(self, seqs: Sequence[int]) -> "list[Row]":
+        """The items of these numbers, as far as they still wait; for the dispatcher."""
+        found = [row for seq in seqs if (row := self._at_hand.pop(seq, None)) is not None]
+        self._at_hand_bytes -= sum(len(row.payload) for row in found)
+        if len(found) < len(seqs):
+            known = {row.seq for row in found}
+            ((elsewhere,),) = await self.inbox.store.look("items_take", numbers(seq for seq in seqs if seq not in known))
+            found += [
+                Row(seq, record_id, key, bytes.fromhex(payload), attempts, stored_at, charges)
+                for seq, record_id, key, payload, attempts, stored_at, charges in msgspec.json.decode(elsewhere)
+            ]
+        return found
 
     async def room(self) -> None:
         """Back-pressure: wait while the backlog is full."""
@@ -327,8 +389,8 @@ class Stream:
 
     def counts(self) -> Counts:
         """The stream in numbers."""
-        running, dead = self.inbox.store.read("busy_counts", self._known().id)[0]
-        return Counts(done=self._done, waiting=self._waiting, in_flight=running, dead=dead)
+        ((dead,),) = self.inbox.store.read("dead_count", self._known().id)
+        return Counts(done=self._done, waiting=self._waiting, in_flight=self.in_flight, dead=dead)
 
     # --- for the dispatcher ---
 
@@ -341,7 +403,7 @@ class Stream:
         """From now on remember what arrives for :meth:`arrivals`; the event is set when something did."""
         row = await self._loaded("live")
         self.recount(row.id)
-        self._new.clear()
+        self.stop_listening()
         self._listening = True
         return self._arrived
 
@@ -349,6 +411,8 @@ class Stream:
         """Nobody will ask for arrivals any more; they stay in the file."""
         self._listening = False
         self._new.clear()
+        self._at_hand.clear()
+        self._at_hand_bytes = self.in_flight = 0
 
     def forget(self) -> None:
         """The file is closed; when it is open again, what was known may have changed."""
@@ -408,14 +472,16 @@ class Stream:
             raise FeedClosed(f"stream {self.name!r}: call begin() first")
         return self._row
 
-    def _sorted_out(self, records: Sequence[Record], row: "_Row", *, by_digest: bool) -> tuple[list["_New"], int]:
+    def _sorted_out(
+        self, connection: "sqlite3.Connection", records: Sequence[Record], row: "_Row", *, by_digest: bool
+    ) -> tuple[list["_New"], int]:
         """The records that are new, and the epoch after them."""
         try:
             ids = msgspec.json.encode([record.id for record in records]).decode()
         except (AttributeError, TypeError) as err:
             raise SourceError(f"stream {self.name!r}: a batch is Records whose ids are whole numbers or texts") from err
         known: dict[RecordId, dict[bytes | None, int]] = {}
-        for known_id, known_epoch, known_digest in self.inbox.store.read("seen", row.id, ids):
+        for known_id, known_epoch, known_digest in connection.execute(SQL["seen"], (row.id, ids)):
             known.setdefault(known_id, {})[known_digest] = known_epoch
         fresh: list[_New] = []
         epoch, floor = row.epoch, row.floor
@@ -444,12 +510,36 @@ class _Row:
     stored_at: float
 
 
+class Row(NamedTuple):
+    """An item as it waits; ``charges`` counts the deaths that are held against it."""
+
+    seq: int
+    id: RecordId
+    key: str | None
+    payload: bytes
+    attempts: int
+    stored_at: float
+    charges: int
+
+
+class _Written(NamedTuple):
+    """A batch that is in the file: the stream afterwards, and the records that were new, with their numbers."""
+
+    row: _Row
+    seqs: range
+    fresh: list[Record]
+
+
 class _New(NamedTuple):
     """A record that is not known yet."""
 
     record: Record
     epoch: int
     digest: bytes | None
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _write(connection: "sqlite3.Connection", row: _Row, *, first_seq: int | None = None) -> None:

@@ -1,10 +1,10 @@
-"""Whose turn it is: in order per key, fair across keys, suspects alone. Pure.
+"""Whose turn it is: in order per key, fair across keys, innocents first. Pure.
 
 A *lane* is the queue of one key. A lane is served one item at a time; lanes take turns, so a key with ten thousand
 items delays another key by one item at most. Items without a key are lanes of their own.
 
-A *suspect* was in flight whenever the process died, and dies once more with its last attempt. It gets that attempt
-alone: if the process dies again it was the one, and its neighbours are not blamed for it.
+A *suspect* was in flight when a process died (see ``blame``). Suspects have slots of their own: a few watched ones side
+by side, or one alone. They never take a slot from fresh work, and one that takes long gives its slot to the next.
 
 Only numbers and keys are held here, never payloads: a backlog of 50,000 items is a few megabytes.
 """
@@ -14,6 +14,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TypeAlias
+
+from everdeck.feed.blame import WATCHED_AT_ONCE, Suspicion
 
 LaneKey: TypeAlias = str | int
 
@@ -27,8 +29,9 @@ class Lanes:
     _busy: set[LaneKey] = field(default_factory=set)
     _delayed: list[tuple[float, LaneKey]] = field(default_factory=list)
     _waits: set[LaneKey] = field(default_factory=set)
-    _suspects: set[int] = field(default_factory=set)
-    _alone: LaneKey | None = None
+    _suspects: dict[int, Suspicion] = field(default_factory=dict)
+    _suspect_turns: deque[LaneKey] = field(default_factory=deque)
+    _on_trial: dict[LaneKey, Suspicion] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return sum(map(len, self._queued.values()))
@@ -50,34 +53,55 @@ class Lanes:
             queue.append(seq)
         return lane
 
-    def suspect(self, seq: int) -> None:
-        """Serve this item only while nothing else is in flight."""
-        self._suspects.add(seq)
+    def suspect(self, seq: int, how: Suspicion) -> None:
+        """Serve this item only in a slot for suspects."""
+        if how is not Suspicion.FRESH:
+            self._suspects[seq] = how
 
     def pick(self, most: int, now: float) -> list[tuple[int, LaneKey]]:
-        """The next items to serve, each of another lane; they are in flight from now on."""
+        """The next fresh items to serve, each of another lane; they are in flight from now on."""
         self._wake(now)
         picked: list[tuple[int, LaneKey]] = []
-        while self._turns and len(picked) < most and self._alone is None:
-            lane = self._turns[0]
+        while self._turns and len(picked) < most:
+            lane = self._turns.popleft()
             if self._queued[lane][0] in self._suspects:
-                if self._busy:
-                    break  # nothing new starts until the others are done, or a busy inbox would never let it in
-                self._alone = lane
-            self._turns.popleft()
-            queue = self._queued[lane]
-            picked.append((queue.pop(0), lane))
-            if not queue:
-                del self._queued[lane]
-            self._busy.add(lane)
+                self._suspect_turns.append(lane)
+            else:
+                picked.append((self._start(lane), lane))
+        return picked
+
+    def pick_suspects(self, most: int, now: float) -> list[tuple[int, LaneKey]]:
+        """The suspects that may be served now: some watched ones, or one alone."""
+        self._sort_out(now)
+        picked: list[tuple[int, LaneKey]] = []
+        while self._suspect_turns and len(picked) < most and self._may_try(self._suspect_turns[0]):
+            lane = self._suspect_turns.popleft()
+            seq = self._start(lane)
+            self._on_trial[lane] = self._suspects[seq]
+            picked.append((seq, lane))
         return picked
 
     def may_pick(self, now: float) -> bool:
         """Would :meth:`pick` find something?"""
-        self._wake(now)
-        if not self._turns or self._alone is not None:
-            return False
-        return not self._busy or self._queued[self._turns[0]][0] not in self._suspects
+        self._sort_out(now)
+        return bool(self._turns)
+
+    def may_pick_suspects(self, now: float) -> bool:
+        """Would :meth:`pick_suspects` find something?"""
+        self._sort_out(now)
+        return bool(self._suspect_turns) and self._may_try(self._suspect_turns[0])
+
+    def excuse(self, lane: LaneKey) -> None:
+        """It has been on trial for long enough: the next suspect may be tried, while it goes on."""
+        self._on_trial.pop(lane, None)
+
+    def is_on_trial(self, lane: LaneKey) -> bool:
+        """Is the item in flight there in a slot for suspects?"""
+        return lane in self._on_trial
+
+    def acquit(self, seq: int) -> None:
+        """It has finished: nothing is held against it any more."""
+        self._suspects.pop(seq, None)
 
     def seqs(self) -> set[int]:
         """The numbers of everything that waits."""
@@ -91,17 +115,20 @@ class Lanes:
 
     def step_aside(self, seq: int, lane: LaneKey) -> LaneKey:
         """The item in flight goes on in a lane of its own, which is the answer; its old lane is served again."""
-        alone = self._alone == lane
+        trial = self._on_trial.get(lane)
         self.release(lane)
         self._busy.add(seq)
-        if alone:
-            self._alone = seq
+        if trial is not None:
+            self._on_trial[seq] = trial
         return seq
 
     def put_back(self, seq: int, lane: LaneKey, due: float | None = None) -> None:
         """The item in flight is not finished: it is first in its lane again, not before ``due``."""
         self._free(lane)
+        waiting = lane in self._queued and lane in self._turns  # it had stepped aside, and others went on
         self._queued.setdefault(lane, []).insert(0, seq)
+        if waiting:
+            self._turns.remove(lane)
         if due is None:
             self._turns.appendleft(lane)
         else:
@@ -111,6 +138,7 @@ class Lanes:
     def revive(self, seq: int, key: str | None) -> None:
         """Another process has put it here: a dead letter to be tried again, or a new one. Its number is its place."""
         lane: LaneKey = seq if key is None else key
+        self._suspects.pop(seq, None)
         if lane in self._queued:
             insort(self._queued[lane], seq)
         else:
@@ -127,6 +155,32 @@ class Lanes:
         """When the next delayed lane may be served."""
         return self._delayed[0][0] if self._delayed else None
 
+    # --- helpers ---
+
+    def _start(self, lane: LaneKey) -> int:
+        queue = self._queued[lane]
+        seq = queue.pop(0)
+        if not queue:
+            del self._queued[lane]
+        self._busy.add(lane)
+        return seq
+
+    def _sort_out(self, now: float) -> None:
+        """Let suspects that are next in their lanes wait with the other suspects."""
+        self._wake(now)
+        if self._suspects:
+            for _ in range(len(self._turns)):
+                if self._queued[self._turns[0]][0] not in self._suspects:
+                    break
+                self._suspect_turns.append(self._turns.popleft())
+
+    def _may_try(self, lane: LaneKey) -> bool:
+        if not self._on_trial:
+            return True
+        how = self._suspects.get(self._queued[lane][0], Suspicion.FRESH)
+        alone = how is Suspicion.ALONE or Suspicion.ALONE in self._on_trial.values()
+        return not alone and len(self._on_trial) < WATCHED_AT_ONCE
+
     def _wake(self, now: float) -> None:
         while self._delayed and self._delayed[0][0] <= now:
             _, lane = heappop(self._delayed)
@@ -135,5 +189,4 @@ class Lanes:
 
     def _free(self, lane: LaneKey) -> None:
         self._busy.discard(lane)
-        if self._alone == lane:
-            self._alone = None
+        self._on_trial.pop(lane, None)

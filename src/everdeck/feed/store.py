@@ -7,30 +7,47 @@ transaction stays open while the handler awaits, and a second connection that wa
 block the very loop it waits for. Between processes SQLite's own lock decides; other processes (the dead-letter
 commands) write for milliseconds.
 
-A *durable* commit is synced before it returns: it is used where upstream will forget something because of it (a
-batch) or where something leaves the house because of it (a reply). Every other commit survives the death of the
-process but may be undone by a power cut, which can only lead to work being done again, never to work being lost:
-the rows themselves were synced when they arrived. See sqlite.org/pragma.html#pragma_synchronous.
+The event loop never waits for SQLite: whatever may wait for a lock or a disk (begin, commit, whole writes) runs in a
+thread of the file's own. A lock that somebody else holds is waited for there, for less than a second; then it is
+``InboxUnavailable`` and whoever wrote tries again. Statements inside a transaction that is already begun wait for
+nobody, so a handler's own run in its loop. A statement gives the interpreter's lock away and has to get it back from a
+busy loop, so a batch is one statement, never one per row.
+
+A *durable* commit is synced before it returns: it is used where something leaves the house because of it (a reply).
+A batch is committed, worked on, and synced (:meth:`Store.sync`) before upstream is asked at the new position. Every
+other commit survives the death of the process but may be undone by a power cut, which can only lead to work being done
+again, never to work being lost: the rows themselves were synced when they arrived.
+See sqlite.org/pragma.html#pragma_synchronous.
 """
 
 import asyncio
 import os
+import secrets
 import sqlite3
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from everdeck.crashpoints import crash_point
 from everdeck.errors import EverdeckError, FeedError, InboxUnavailable, PollerConflict
+from everdeck.feed import last_words
 from everdeck.feed.bell import Bell
+from everdeck.feed.blame import Cause, Charge, charges_after
+from everdeck.feed.ledger import LastRun, Ledger
 from everdeck.kernel import flock
 
 Clock = Callable[[], float]
-SCHEMA_VERSION: Final = 1
-OLDEST_SQLITE: Final = (3, 37, 0)  # STRICT tables; RETURNING came with 3.35
-BUSY_SECONDS: Final = 10.0
+_Answer = TypeVar("_Answer")
+SCHEMA_VERSION: Final = 2
+OLDEST_SQLITE: Final = (3, 38, 0)  # the operator ->>; STRICT tables came with 3.37, RETURNING with 3.35
+BUSY_SECONDS: Final = 0.8
+READ_BUSY_SECONDS: Final = 0.1
+LAST_WORDS_LENGTH: Final = 1500
 WAL_BYTES_KEPT: Final = 16_000_000
 VACUUM_PAGES: Final = 256
 FREE_PAGES_WORTH_IT: Final = 1024
@@ -101,15 +118,29 @@ class Store:
         self._turn = asyncio.Lock()
         self._writer: asyncio.Task[Any] | None = None
         self._lock_fd: int | None = None
+        self._ledger: Ledger | None = None
         self._connection = _connect(path, create=create)
+        try:
+            # Readers of the loop and of the thread, apart: a connection serves one call at a time.
+            self._reader, self._looker = (_reader(path) for _ in range(2))
+        except BaseException:
+            self._connection.close()
+            raise
+        # Two, because a look must not wait for a sync; writes queue up before they come here.
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="feed file")
+        self._recovered: dict[int, int] = {}
         self._last_seq: int = self.read("last_seq")[0][0]
+        self._file_id: int = int(self.read("file_id")[0][0])
 
     # --- who may use it ---
 
-    def claim(self) -> None:
-        """Be the one process that works from this file; the kernel drops the claim however we die."""
+    def claim(self) -> LastRun | None:
+        """Be the one process that works from this file; the kernel drops the claim however we die.
+
+        The answer is what the last process was doing when it ended; None if the claim was ours already.
+        """
         if self._lock_fd is not None:
-            return
+            return None
         lock = self._lock_path
         try:
             self._lock_fd = flock.take(lock)
@@ -119,6 +150,40 @@ class Store:
             holders = flock.holders(lock)
             who = f"pid {holders[0]} ({_command_of(holders[0])})" if holders else "another process"
             raise PollerConflict(f"{self.path} is being worked from by {who}; one process per inbox file")
+        _CLAIMED.add(self)
+        try:
+            with _translated(lock):
+                self._ledger = Ledger(self._lock_fd, self._file_id)
+        except BaseException:
+            self._let_go()
+            raise
+        return self._ledger.last_run
+
+    async def recover(self, last: LastRun) -> None:
+        """Finish what the last process had finished, and hold its death against those who may answer for it."""
+        cause = last_words.cause_of(last)
+        self._recovered = await self.write(lambda connection: _recovered(connection, last, cause), durable=True)
+        crash_point("feed.recover.committed")
+        self.start_over()
+
+    def crashed_with(self, stream: int) -> int:
+        """How many items of this stream were in flight when the last process died; told once."""
+        return self._recovered.pop(stream, 0)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What this process works on; only after :meth:`claim`."""
+        if self._ledger is None:
+            raise FeedError(f"{self.path}: opened to look at it, not to work from it")
+        return self._ledger
+
+    def start_over(self) -> None:
+        """What the last process left has been dealt with: note our own work from now on."""
+        if self._lock_fd is not None:
+            self.ledger.start_over(
+                self._file_id, cookie=last_words.own_cookie(), oom_kills=last_words.oom_kills()
+            )
+            last_words.listen(self._lock_fd, self.ledger)
 
     def close(self) -> None:
         """Let go of the file once its last user in this process has."""
@@ -126,7 +191,24 @@ class Store:
         if self._users > 0:
             return
         _OPEN.pop(_identity(self.path), None)
+        self._threads.shutdown()
+        self._reader.close()
+        self._looker.close()
         self._connection.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        _CLAIMED.discard(self)
+        fd, self._lock_fd = self._lock_fd, None
+        ledger, self._ledger = self._ledger, None
+        if fd is not None:
+            last_words.stop_listening(fd)
+            if ledger is not None:
+                ledger.close()
+            os.close(fd)
+
+    def forked(self) -> None:
+        """We are a copy of the process that has the claim: it must be free when that one ends."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
@@ -134,14 +216,17 @@ class Store:
     # --- reading ---
 
     def read(self, query: str, *parameters: Any) -> list[Any]:
-        """The rows of a named query, as they are committed (or as the open transaction sees them)."""
+        """The rows of a named query, as they are committed. Readers wait for no writer (WAL)."""
         with _translated(self.path):
-            return self._connection.execute(SQL[query], parameters).fetchall()
+            return self._reader.execute(SQL[query], parameters).fetchall()
 
-    def each(self, query: str, *parameters: Any) -> Iterator[Any]:
-        """The rows of a named query, one by one."""
+    async def look(self, query: str, *parameters: Any) -> list[Any]:
+        """The same in the file's thread, for queries that may take a while."""
+        return await self._in_thread(self._look, query, parameters)
+
+    def _look(self, query: str, parameters: tuple[Any, ...]) -> list[Any]:
         with _translated(self.path):
-            yield from self._connection.execute(SQL[query], parameters)
+            return self._looker.execute(SQL[query], parameters).fetchall()
 
     # --- writing ---
 
@@ -151,6 +236,16 @@ class Store:
         self._last_seq += count
         return range(first, first + count)
 
+    async def write(self, work: Callable[[sqlite3.Connection], _Answer], *, durable: bool = False) -> _Answer:
+        """All or nothing of what ``work(connection)`` writes, in the file's thread; the answer is its answer."""
+        self.refuse_inside()
+        async with self._turn:
+            return await self._in_thread(self._whole, work, durable)
+
+    async def sync(self) -> None:
+        """Everything that was committed so far survives a power cut."""
+        await self.write(_touch, durable=True)
+
     @asynccontextmanager
     async def transaction(self, *, durable: bool = False) -> AsyncIterator[sqlite3.Connection]:
         """All or nothing of what the body writes, after everybody who came earlier."""
@@ -158,15 +253,12 @@ class Store:
         async with self._turn:
             self._writer = asyncio.current_task()
             try:
-                with _translated(self.path):
-                    # A change of the mode is refused inside a transaction, so it comes first.
-                    self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-                    self._connection.execute("BEGIN IMMEDIATE")
                 try:
+                    await self._in_thread(self._begin, durable)
                     with _translated(self.path):
                         yield self._connection
                         self._still_open()
-                        self._connection.execute("COMMIT")
+                    await self._in_thread(self._commit)
                 except BaseException:
                     # SQLite rolls back by itself on some errors (a full disk), and says so here.
                     if self._connection.in_transaction:
@@ -175,6 +267,43 @@ class Store:
             finally:
                 self._writer = None
 
+    def _whole(self, work: Callable[[sqlite3.Connection], _Answer], durable: bool) -> _Answer:  # noqa: FBT001 - run in a thread
+        self._begin(durable)
+        try:
+            with _translated(self.path):
+                answer = work(self._connection)
+            self._commit()
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        return answer
+
+    def _begin(self, durable: bool) -> None:  # noqa: FBT001 - run in a thread
+        with _translated(self.path):
+            # A change of the mode is refused inside a transaction, so it comes first.
+            self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            self._connection.execute("BEGIN IMMEDIATE")
+
+    def _commit(self) -> None:
+        with _translated(self.path):
+            self._connection.execute("COMMIT")
+
+    async def _in_thread(self, call: Callable[..., _Answer], *arguments: Any) -> _Answer:
+        """Run it in the file's thread. Once begun it is waited for, also by those who are cancelled meanwhile."""
+        working = asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            while not working.done():
+                try:
+                    await asyncio.shield(asyncio.wait({working}))
+                except asyncio.CancelledError:
+                    continue
+            if not working.cancelled():
+                working.exception()  # nobody else will hear of it
+            raise
+
     def _still_open(self) -> None:
         if not self._connection.in_transaction:
             raise FeedError("the handler ended its transaction itself (COMMIT or ROLLBACK)")
@@ -182,12 +311,15 @@ class Store:
     async def give_back_pages(self) -> None:
         """Return some free pages to the file system, a little at a time, when there are many."""
         async with self._turn:
-            with _translated(self.path):
-                (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
-                if free > FREE_PAGES_WORTH_IT:
-                    # The pragma frees one page per step, and execute() steps a statement without columns only
-                    # once; executescript() steps to the end. No transaction is open that it could commit.
-                    self._connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
+            await self._in_thread(self._vacuum)
+
+    def _vacuum(self) -> None:
+        with _translated(self.path):
+            (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+            if free > FREE_PAGES_WORTH_IT:
+                # The pragma frees one page per step, and execute() steps a statement without columns only
+                # once; executescript() steps to the end. No transaction is open that it could commit.
+                self._connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
 
     def refuse_inside(self) -> None:
         """Waiting for a commit inside a transaction of one's own would wait forever."""
@@ -199,9 +331,50 @@ class Store:
         return self.path.with_name(f"{self.path.name}.lock")
 
     def _version(self) -> int:
-        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        # Changes with our own writes too; a ring too many only makes somebody look.
+        (version,) = self._reader.execute("PRAGMA data_version").fetchone()
         return int(version)
 
+
+def _recovered(connection: sqlite3.Connection, last: LastRun, cause: Cause) -> dict[int, int]:
+    """How many items of each stream were running."""
+    finished = connection.execute(SQL["items_finished"], (numbers(last.done),)).fetchall()
+    for (stream,) in finished:
+        connection.execute(SQL["stream_done"], (1, stream))
+    crash_point("feed.recover.finished")
+    rows = connection.execute(SQL["items_charged"], (numbers(last.running),)).fetchall()
+    charges = {seq: Charge(seq, crashes, kills) for seq, _, crashes, kills in rows}
+    error = last.last_words.partition("\n\n")[0].strip()[:LAST_WORDS_LENGTH] or None
+    for charge in charges_after(cause, charges.values(), last.guilty):
+        connection.execute(SQL["item_charge"], (charge.crashes, charge.kills, error, charge.seq))
+    crash_point("feed.recover.charged")
+    connection.execute(SQL["touch"])
+    in_flight: dict[int, int] = {}
+    for _, stream, *_ in rows if cause is not Cause.ORDERED else ():
+        in_flight[stream] = in_flight.get(stream, 0) + 1
+    return in_flight
+
+
+def numbers(seqs: Iterable[int]) -> str:
+    """As json_each reads them: one statement for a group costs a third of one statement for each."""
+    return f"[{','.join(map(str, seqs))}]"
+
+
+def _touch(connection: sqlite3.Connection) -> None:
+    connection.execute(SQL["touch"])
+
+
+# A forked child (ProcessPoolExecutor) would keep the claim of a parent that was killed.
+_CLAIMED: Final[weakref.WeakSet[Store]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for store in list(_CLAIMED):
+        store.forked()
+    last_words.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 _OPEN: Final[dict[str, Store]] = {}
 
@@ -222,11 +395,11 @@ def _identity(path: Path) -> str:
 
 def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
-        raise InboxUnavailable(f"SQLite {sqlite3.sqlite_version} is too old for the feed: 3.37 or newer is needed")
+        raise InboxUnavailable(f"SQLite {sqlite3.sqlite_version} is too old for the feed: 3.38 or newer is needed")
     with _translated(path):
         # An existing file keeps its mode; a new one holds other people's messages.
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600))
-        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
         with _translated(path):
             if not create:
@@ -240,6 +413,11 @@ def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _reader(path: Path) -> sqlite3.Connection:
+    with _translated(path):
+        return sqlite3.connect(path, timeout=READ_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
 
 
 def _refuse_foreign(path: Path, connection: sqlite3.Connection) -> None:
@@ -262,6 +440,11 @@ def _migrate(path: Path, connection: sqlite3.Connection) -> None:
         (version,) = connection.execute(SQL["version"]).fetchone()
         if version > SCHEMA_VERSION:
             raise InboxUnavailable(f"{path} was written by a newer Everdeck (feed version {version}); left untouched")
+        for newer in range(version + 1, SCHEMA_VERSION + 1):
+            for statement in _statements(files("everdeck.feed").joinpath(f"sql/version_{newer}.sql").read_text("utf-8")):
+                connection.execute(statement)
+        if not connection.execute(SQL["file_id"]).fetchone():
+            connection.execute(SQL["file_id_set"], (secrets.randbits(60),))
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:

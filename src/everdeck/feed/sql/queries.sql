@@ -3,6 +3,15 @@
 -- name: version
 SELECT max(version) FROM everdeck_feed_version;
 
+-- name: file_id
+SELECT id FROM everdeck_file;
+
+-- name: file_id_set
+INSERT INTO everdeck_file (id) VALUES (?);
+
+-- name: touch
+UPDATE everdeck_file SET syncs = syncs + 1;
+
 -- name: stream
 SELECT id, cursor, confirmed, floor, epoch, stored_at, done FROM everdeck_stream WHERE name = ?;
 
@@ -25,45 +34,51 @@ SELECT max((SELECT coalesce(max(seq), 0) FROM everdeck_seen), (SELECT coalesce(m
 SELECT id, epoch, digest FROM everdeck_seen WHERE stream = ? AND id IN (SELECT value FROM json_each(?));
 
 -- name: seen_add
-INSERT INTO everdeck_seen (seq, stream, id, epoch, digest, stored_at) VALUES (?, ?, ?, ?, ?, ?);
+-- The rows come as one JSON array and the digests as one blob: one statement, however many rows.
+INSERT INTO everdeck_seen (seq, stream, id, epoch, digest, stored_at)
+SELECT value ->> 0, ?3, value ->> 1, value ->> 2,
+       CASE WHEN value ->> 3 THEN substr(?2, 1 + 8 * key, 8) END, ?4
+FROM json_each(?1);
 
 -- name: seen_oldest
 SELECT s.seq, s.stored_at, s.seq >= t.last_batch FROM everdeck_seen AS s JOIN everdeck_stream AS t ON t.id = s.stream
 ORDER BY s.seq;
 
 -- name: seen_forget
-DELETE FROM everdeck_seen WHERE seq = ?;
+DELETE FROM everdeck_seen WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: item_add
-INSERT INTO everdeck_item (seq, stream, id, key, payload, stored_at) VALUES (?, ?, ?, ?, ?, ?);
+-- As above: each row knows where its payload begins in the blob, and how long it is.
+INSERT INTO everdeck_item (seq, stream, id, key, payload, stored_at)
+SELECT value ->> 0, ?3, value ->> 1, value ->> 2, substr(?2, value ->> 3, value ->> 4), ?4
+FROM json_each(?1);
 
 -- name: item_add_dead
 INSERT INTO everdeck_item (seq, stream, id, key, payload, stored_at, state, attempts, error, died_at)
 VALUES (?, ?, ?, ?, ?, ?, 2, ?, ?, ?);
 
 -- name: items_waiting
-SELECT seq, key, due_at, attempts, crashes FROM everdeck_item WHERE stream = ? AND state = 0 ORDER BY seq;
+SELECT seq, key, due_at, crashes, kills FROM everdeck_item WHERE stream = ? AND state = 0 ORDER BY seq;
 
--- name: items_running
-SELECT seq, attempts FROM everdeck_item WHERE stream = ? AND state = 1;
+-- name: items_charged
+SELECT seq, stream, crashes, kills FROM everdeck_item WHERE seq IN (SELECT value FROM json_each(?)) AND state = 0;
 
--- name: items_interrupted
--- Of several in flight nobody knows which one it was: all keep a last attempt.
-UPDATE everdeck_item SET state = 0, crashes = crashes + 1, due_at = 0, attempts = min(attempts, ?)
-WHERE stream = ? AND state = 1;
+-- name: item_charge
+UPDATE everdeck_item SET crashes = ?, kills = ?, attempts = attempts + 1, error = coalesce(?, error) WHERE seq = ?;
 
--- name: item_crashed_out
-UPDATE everdeck_item SET state = 2, crashes = crashes + 1, died_at = ?, error = coalesce(error || '; ', '') || ?, told = 0
-WHERE seq = ?
-RETURNING seq, id, key, attempts, error;
+-- name: items_convicted
+UPDATE everdeck_item SET state = 2, died_at = ?, told = 0,
+    error = coalesce(error || '; ', '') || 'the process died ' || (crashes + kills) || ' times while it was in work'
+WHERE stream = ? AND state = 0 AND (crashes >= ? OR kills >= ?)
+RETURNING seq, id, key, attempts, crashes + kills, error;
+
+-- name: items_finished
+DELETE FROM everdeck_item WHERE seq IN (SELECT value FROM json_each(?)) AND state = 0 RETURNING stream;
 
 -- name: items_take
-SELECT seq, id, key, payload, attempts + 1, stored_at FROM everdeck_item
-WHERE seq IN (SELECT value FROM json_each(?)) AND state = 0;
-
--- name: items_taken
-UPDATE everdeck_item SET state = 1, attempts = attempts + 1
-WHERE seq IN (SELECT value FROM json_each(?)) AND state = 0;
+-- One row: a statement gives the interpreter's lock away once per row.
+SELECT json_group_array(json_array(seq, id, key, hex(payload), attempts, stored_at, crashes + kills))
+FROM everdeck_item WHERE seq IN (SELECT value FROM json_each(?)) AND state = 0;
 
 -- name: items_done
 DELETE FROM everdeck_item WHERE seq IN (SELECT value FROM json_each(?));
@@ -72,16 +87,13 @@ DELETE FROM everdeck_item WHERE seq IN (SELECT value FROM json_each(?));
 DELETE FROM everdeck_item WHERE seq = ?;
 
 -- name: item_retry
-UPDATE everdeck_item SET state = 0, due_at = ?, error = ? WHERE seq = ?;
-
--- name: item_hand_back
-UPDATE everdeck_item SET state = 0, attempts = attempts - 1, due_at = ? WHERE seq = ? AND state = 1;
+UPDATE everdeck_item SET due_at = ?, error = ?, attempts = ? WHERE seq = ? AND state = 0;
 
 -- name: item_dead
-UPDATE everdeck_item SET state = 2, error = ?, died_at = ?, told = 0 WHERE seq = ?;
+UPDATE everdeck_item SET state = 2, error = ?, died_at = ?, told = 0, attempts = ? WHERE seq = ? AND state = 0;
 
 -- name: items_untold
-SELECT seq, id, key, attempts, error FROM everdeck_item WHERE stream = ? AND state = 2 AND told = 0 LIMIT 100;
+SELECT seq, id, key, attempts, crashes, error FROM everdeck_item WHERE stream = ? AND state = 2 AND told = 0 LIMIT 100;
 
 -- name: item_told
 UPDATE everdeck_item SET told = 1 WHERE seq = ?;
@@ -89,17 +101,23 @@ UPDATE everdeck_item SET told = 1 WHERE seq = ?;
 -- name: waiting_count
 SELECT count(*) FROM everdeck_item WHERE stream = ? AND state = 0;
 
--- name: busy_counts
-SELECT coalesce(sum(state = 1), 0), coalesce(sum(state = 2), 0) FROM everdeck_item WHERE stream = ? AND state != 0;
+-- name: dead_count
+SELECT count(*) FROM everdeck_item WHERE stream = ? AND state = 2;
 
 -- name: dead_list
-SELECT i.seq, t.name, i.id, i.key, i.attempts, i.crashes, i.error, i.stored_at, i.died_at, i.payload
+SELECT i.seq, t.name, i.id, i.key, i.attempts, i.crashes + i.kills, i.error, i.stored_at, i.died_at, i.payload
 FROM everdeck_item AS i JOIN everdeck_stream AS t ON t.id = i.stream
 WHERE i.state = 2 AND (? IS NULL OR t.name = ?) AND (? IS NULL OR i.seq = ?)
 ORDER BY i.seq LIMIT ?;
 
 -- name: dead_retry
-UPDATE everdeck_item SET state = 0, attempts = 0, crashes = 0, due_at = 0 WHERE seq = ? AND state = 2;
+UPDATE everdeck_item SET state = 0, attempts = 0, crashes = 0, kills = 0, due_at = 0 WHERE seq = ? AND state = 2;
+
+-- name: dead_expire
+DELETE FROM everdeck_item WHERE state = 2 AND died_at < ?;
+
+-- name: outbox_dead_expire
+DELETE FROM everdeck_outbox WHERE state = 2 AND died_at < ?;
 
 -- name: dead_drop
 DELETE FROM everdeck_item WHERE seq = ? AND state = 2;
