@@ -157,7 +157,7 @@ def test_one_chat_is_in_order_and_a_state_machine_works(bots: Bots) -> None:
             bots.saw(message.text)
             others.set()
 
-        bots.durable(dp, bot)
+        bots.durable(dp, bot, order="chat")
         bots.server.say("/start", chat_id=1)
         bots.server.say("Ada", chat_id=1)
         bots.server.say("from another chat", chat_id=2)
@@ -227,7 +227,7 @@ def test_a_raising_handler_is_tried_again_and_then_set_aside(bots: Bots) -> None
             if message.text == "bad":
                 raise RuntimeError("not today")
 
-        bots.durable(dp, bot)
+        bots.durable(dp, bot, order="chat")
         bots.server.say("bad")
         bots.server.say("good")
         async with bots.polling(dp, bot):
@@ -349,7 +349,7 @@ def test_stopping_waits_and_then_hands_back(bots: Bots) -> None:
         async def on_shutdown() -> None:
             bots.saw("shutdown")
 
-        bots.durable(dp, bot, grace_seconds=0.3)
+        bots.durable(dp, bot, grace_seconds=0.3, order="chat")
         bots.server.say("short", chat_id=1)
         bots.server.say("endless", chat_id=2)
         bots.server.say("waits for endless", chat_id=2)
@@ -588,10 +588,10 @@ def test_a_second_poller_is_refused(bots: Bots) -> None:
 
 
 def test_updates_that_come_another_way_pass(bots: Bots) -> None:
-    """A webhook or a test feeds the dispatcher directly; other bots of the dispatcher are left alone."""
+    """A test feeds the dispatcher directly. A bot that is polled and not durable is refused at the start."""
 
     async def scenario() -> None:
-        dp, bot, other = Dispatcher(), bots.bot(), bots.bot(stock := new_token())
+        dp, bot, other = Dispatcher(), bots.bot(), bots.bot(new_token())
 
         @dp.message()
         async def on_message(message: Message, item: Item | None = None) -> None:
@@ -599,11 +599,12 @@ def test_updates_that_come_another_way_pass(bots: Bots) -> None:
 
         bots.durable(dp, bot)
         await dp.feed_update(bot, Update.model_validate(text_update("fed") | {"update_id": 1}, context={"bot": bot}))
-        bots.server.say("stock", token=stock)
-        async with bots.polling(dp, other):
-            await bots.until(lambda: len(bots.seen) == 2)
+        for same in (other, bots.bot()):  # another bot, and another object of the same bot
+            with pytest.raises(SpecError, match="not durable"):
+                await dp.start_polling(same, handle_signals=False)
+            await same.session.close()
         await bot.session.close()
-        assert bots.seen == [("fed", True), ("stock", True)]
+        assert bots.seen == [("fed", True)]
         assert not bots.path.exists()
 
     asyncio.run(scenario())
@@ -670,7 +671,13 @@ def test_options_are_checked_when_given(bots: Bots) -> None:
         with pytest.raises(SpecError, match="first_run"):
             durable(Dispatcher(), bots.bot(), bots.path, first_run="perhaps")  # type: ignore[arg-type]
         with pytest.raises(SpecError, match="order"):
-            durable(Dispatcher(), bots.bot(), bots.path, order="user")  # type: ignore[arg-type]
+            durable(Dispatcher(), bots.bot(), bots.path, order="perhaps")  # type: ignore[arg-type]
+        with pytest.raises(SpecError, match="an aiogram Dispatcher"):
+            durable(bots.bot(), Dispatcher(), bots.path)  # type: ignore[arg-type]
+        with pytest.raises(SpecError, match="an aiogram Bot"):
+            durable(Dispatcher(), bots.path, bots.bot())  # type: ignore[arg-type]
+        with pytest.raises(SpecError, match="handler_timeout"):
+            durable(Dispatcher(), bots.bot(), bots.path, handler_timeout=0)
 
     asyncio.run(scenario())
 

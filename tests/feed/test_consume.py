@@ -282,7 +282,7 @@ def test_a_source_that_fails_is_asked_again_at_the_same_place(tmp_path: Path, mo
     asyncio.run(in_time(consume(Failing(), lambda item: handled.append(item.id), inbox=inbox, on_event=told.append)))
     assert positions == [None, 2, 2, 2, 2, 3]
     assert handled == [1, 2]
-    assert [event["what"] for event in told] == ["source-failed"]
+    assert [event["what"] for event in told] == ["source-failed", "source-recovered"]
 
 
 def test_ids_that_start_again_are_told(tmp_path: Path) -> None:

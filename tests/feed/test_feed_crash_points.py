@@ -102,6 +102,10 @@ def check(directory: Path, kills: int) -> None:
         firsts = list(dict.fromkeys(number for number in sent if number % 4 == chat))
         assert firsts == sorted(firsts)
 
+    asked = [int(line.split()[0]) for line in scenario.noted(directory, "asked")]
+    assert set(asked) == set(scenario.ASKED)
+    assert len(asked) - len(set(asked)) <= kills * 2  # on the wire at a kill
+
     skipped = Counter(int(line) for line in scenario.noted(directory, "skipped"))
     assert set(skipped) >= set(scenario.AFTER_HISTORY)
 

@@ -73,7 +73,7 @@ def test_a_failed_store_changes_nothing(tmp_path: Path) -> None:
             stream = inbox.stream("s")
             await stream.begin()
             await stream.store([Record(1, b"{}")], 2)
-            with pytest.raises(sqlite3.IntegrityError):
+            with pytest.raises(SourceError):
                 await stream.store([Record(2, b"{}"), Record(3, None)], 4)  # type: ignore[arg-type]
             assert stream.cursor() == 2
             assert stored_ids(tmp_path / "bot.db") == [1]

@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everdeck.feed.blame import Suspicion
 from everdeck.feed.lanes import Lanes
 
 
@@ -42,20 +43,26 @@ def test_a_retry_holds_back_its_key_only() -> None:
     assert lanes.pick(10, 5.0) == [(1, "a")]
 
 
-def test_a_suspect_runs_alone() -> None:
-    """It waits for the others to finish, nothing starts meanwhile, and nothing starts beside it."""
+def test_innocents_first_and_suspects_in_their_own_slots() -> None:
+    """A suspect takes no turn from fresh work; several watched ones run together, one alone runs with no other."""
     lanes = Lanes()
-    for seq, key in ((1, "a"), (2, "b"), (3, "c")):
+    for seq, key in enumerate("abcdef"):
         lanes.add(seq, key)
-    lanes.suspect(2)
-    assert lanes.pick(10, 0.0) == [(1, "a")]
-    lanes.add(4, "d")
-    assert lanes.pick(10, 0.0) == []
+    lanes.suspect(0, Suspicion.ALONE)
+    lanes.suspect(1, Suspicion.WATCHED)
+    lanes.suspect(2, Suspicion.WATCHED)
+    lanes.suspect(3, Suspicion.ALONE)
+    assert lanes.pick(10, 0.0) == [(4, "e"), (5, "f")]
+    assert lanes.pick_suspects(10, 0.0) == [(0, "a")]
+    assert not lanes.may_pick_suspects(0.0)
     lanes.release("a")
-    assert lanes.pick(10, 0.0) == [(2, "b")]
-    assert lanes.pick(10, 0.0) == []
+    assert lanes.pick_suspects(10, 0.0) == [(1, "b"), (2, "c")]
     lanes.release("b")
-    assert lanes.pick(10, 0.0) == [(3, "c"), (4, "d")]
+    assert lanes.pick_suspects(10, 0.0) == []
+    lanes.excuse("c")  # it takes long
+    assert lanes.pick_suspects(10, 0.0) == [(3, "d")]
+    lanes.release("d")
+    assert not lanes.may_pick(0.0)
 
 
 def test_stepping_aside_frees_the_key() -> None:
@@ -90,7 +97,7 @@ def test_everything_is_served_in_order_and_never_two_of_a_key(
         lanes.add(seq, key)
     for seq in suspects:
         if seq < len(keys):
-            lanes.suspect(seq)
+            lanes.suspect(seq, Suspicion.ALONE)
     flying: list[tuple[int, str | int]] = []
     finished: list[int] = []
     strayed: set[int] = set()
@@ -99,9 +106,10 @@ def test_everything_is_served_in_order_and_never_two_of_a_key(
     for _ in range(1000):
         now += 1.0
         flying += lanes.pick(slots - len(flying), now)
+        flying += lanes.pick_suspects(slots, now)
         lanes_in_use = [lane for _, lane in flying]
         assert len(set(lanes_in_use)) == len(lanes_in_use)
-        assert len(flying) <= 1 or not suspects & {seq for seq, _ in flying}
+        assert len(suspects & {seq for seq, _ in flying}) <= 1
         if not flying:
             if not lanes.seqs():
                 break

@@ -24,6 +24,7 @@ POISON = 7
 HISTORY = range(201, 206)
 AFTER_HISTORY = range(206, 212)
 FILE = range(301, 309)
+ASKED = range(501, 507)
 FILE_POISON = 304
 FILE_HISTORY = range(401, 403)
 CONCURRENCY = 4
@@ -35,6 +36,8 @@ def prepare(directory: Path) -> None:
     _upstream(directory, "plain").arrive(*(update(n, chat=n % 5) for n in PLAIN))
     _upstream(directory, "tx").arrive(*(update(n, chat=n % 4) for n in TX))
     _upstream(directory, "skipped").arrive(*(update(n) for n in HISTORY))
+    _upstream(directory, "asked").arrive(*(update(n, chat=n % 3) for n in ASKED))
+    _upstream(directory, "once").arrive(*(update(n) for n in HISTORY))
     _upstream(directory, "file").arrive(*(update(n) for n in FILE))
     _upstream(directory, "file-skipped").arrive(*(update(n) for n in FILE_HISTORY))
 
@@ -72,7 +75,10 @@ async def _run(directory: Path) -> None:
                 outbox.put(db, item.id, key=item.key)
 
         def send(message: Message) -> None:
-            note(directory, "sent", f"{message.value} {message.key}")
+            note(directory, "asked" if message.value in ASKED else "sent", f"{message.value} {message.key}")
+
+        async def asks(item: Any) -> None:
+            await outbox.send(item.id, key=item.key, item=item)
 
         async def skipped(item: Any) -> None:
             note(directory, "skipped", str(item.id))
@@ -89,6 +95,8 @@ async def _run(directory: Path) -> None:
         await asyncio.gather(
             consume(_source(directory, "plain"), plain, **options),
             consume(_source(directory, "tx"), in_transaction, **options),
+            consume(_source(directory, "asked"), asks, **options),
+            consume(_source(directory, "once"), nothing, delivery="at-most-once", **options),
             consume(_Skipping(directory), skipped, first_run="skip", **options),
             consume(_source(directory, "file"), by_file, cursor=FileCursor(directory / "offset.txt"), retry=AT_ONCE),
             consume(

@@ -1,40 +1,62 @@
 """aiogram without losing updates: ``durable(dp, bot, "bot.db")``, and ``dp.start_polling(bot)`` stays as it is.
 
 aiogram confirms an update to Telegram when it has begun to handle it, and drops what is running when it stops. Here its
-``getUpdates`` is answered from a durable inbox, and the update is finished only when its handler is. Four public hooks
-do it; nothing of aiogram is replaced but one method of the one dispatcher:
+``getUpdates`` is answered from a durable inbox, and the update is finished only when its handler is. The hooks:
 
-* a request middleware of the bot's session answers ``GetUpdates`` from the inbox while polling runs;
+* a request middleware of the bot's session answers ``GetUpdates`` from the inbox while polling runs, and with
+  ``outbox=True`` takes what handlers send;
 * an outer middleware of updates, outside of aiogram's own, sees how each handler ended;
 * the first startup callback takes the poller's lock, the first shutdown callback waits for handlers *before* storages
   and sessions are closed;
-* ``dp.stop_polling`` finishes the update whose handler called it: delivered again, it would stop the bot again.
+* ``dp.stop_polling`` finishes the update whose handler called it: delivered again, it would stop the bot again;
+* ``BaseRequestHandler.handle``, for dispatchers that are durable: aiogram answers 200 to a webhook before it has begun.
 
 Works with aiogram 3.13 and later (tested with 3.13.0 and 3.31.0).
 """
 
+import asyncio
 import logging
+from collections.abc import Mapping
+from functools import cache
 from os import PathLike
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
+import aiogram.methods
+import msgspec
 from aiogram import Bot, Dispatcher
 from aiogram.dispatcher.event.bases import UNHANDLED, CancelHandler, SkipHandler
-from aiogram.exceptions import TelegramConflictError
-from aiogram.methods import GetUpdates, Response, TelegramMethod
+from aiogram.exceptions import TelegramBadRequest, TelegramConflictError, TelegramForbiddenError, TelegramNotFound
+from aiogram.fsm.state import State
+from aiogram.fsm.storage.base import BaseStorage, DefaultKeyBuilder, StateType, StorageKey
+from aiogram.methods import DeleteWebhook, GetUpdates, Response, TelegramMethod
 from aiogram.types import Update
+from aiogram.webhook.aiohttp_server import BaseRequestHandler
+from aiohttp import web
+from pydantic import TypeAdapter
 
-from everdeck.feed.botapi import Asked, Order, Polling, current_item, settled, working_on
+from everdeck.errors import FeedError, SpecError
+from everdeck.feed.botapi import Asked, Order, Polling, current_item, settled, was_ours, working_on
 from everdeck.feed.dispatcher import Item, Listener
-from everdeck.feed.policy import DEFAULT, FeedPolicy, Retry
+from everdeck.feed.inbox import KEEP_DAYS
+from everdeck.feed.memory import Memory
+from everdeck.feed.outbox import Message, Outbox
+from everdeck.feed.pace import TELEGRAM
+from everdeck.feed.policy import DEFAULT, FeedPolicy, OnError, Retry, RetryOn, permanent
 from everdeck.feed.records import Delivery, FirstRun
+from everdeck.feed.store import Transaction
 
-__all__ = ["Durable", "current_item", "durable"]
+__all__ = ["Durable", "InboxStorage", "current_item", "durable"]
 
-# aiogram sets no limit of its own; this one bounds memory, and what comes again after a crash.
+# aiogram sets no limit of its own; this one bounds memory, and what comes again after a crash. A handler that has run
+# for a few seconds no longer counts, so no number of slow ones silences the bot.
 CONCURRENCY: Final = 256
-AT_ONCE: Final = 64
+SLOT_SECONDS: Final = 5.0
+AT_ONCE: Final = 100
 
 log = logging.getLogger("everdeck.feed")
+_durables: "WeakKeyDictionary[Dispatcher, list[Durable]]" = WeakKeyDictionary()
+permanent(TelegramBadRequest, TelegramForbiddenError, TelegramNotFound)
 
 
 def durable(
@@ -42,32 +64,56 @@ def durable(
     bot: Bot,
     path: str | PathLike[str],
     *,
-    first_run: FirstRun = "skip",
+    first_run: FirstRun = "take",
     concurrency: int = CONCURRENCY,
     max_attempts: int = DEFAULT.max_attempts,
     retry: Retry | None = None,
+    retry_on: RetryOn | None = DEFAULT.retry_on,
+    on_error: OnError = DEFAULT.on_error,
+    handler_timeout: float | None = DEFAULT.handler_timeout,
     grace_seconds: float = DEFAULT.grace_seconds,
-    order: Order = "chat",
+    order: Order = "none",
     delivery: Delivery = DEFAULT.delivery,
+    storage: bool = False,
+    outbox: bool = False,
+    keep_days: float = KEEP_DAYS,
     on_event: Listener | None = None,
 ) -> "Durable":
-    """Let this bot's polling with this dispatcher lose nothing. Call it once, before ``dp.start_polling(bot)``.
+    """Let this bot lose nothing, by polling or by webhook. Call it once, before ``dp.start_polling(bot)``.
 
     ``path`` is the inbox (SQLite; several bots may share it). ``first_run`` says what happens to updates that were
-    waiting before the inbox existed: ``"skip"`` or ``"take"`` them. ``order="chat"`` runs the updates of one chat one
-    after another; ``"none"`` lets them run together, as aiogram alone does. A handler that raises, and whose error no
-    error handler takes, is tried ``max_attempts`` times,
-    with the waits of ``retry``; then the update is a dead letter.
+    waiting before the inbox existed: ``"take"`` or ``"skip"`` them. ``order="none"`` lets updates run together, as
+    aiogram
+    alone does; ``"chat"`` or ``"user"`` runs those of one chat or person one after another, and a function of the raw
+    update says what else must wait for each other. A handler that raises, and whose error no error handler takes, is
+    tried ``max_attempts`` times, with the waits of ``retry``, unless ``retry_on`` or a 400 or 403 says that it is
+    pointless; then the update is a dead letter. ``on_error="log"`` logs it and goes on, as aiogram alone does.
 
-    Handlers may ask for ``item: Item`` and use ``item.transaction()``.
+    ``storage=True`` keeps the states of conversations (FSM) in the inbox and commits them with the update.
+    ``outbox=True`` makes what handlers send durable: not sent twice when an attempt is repeated, and within Telegram's
+    limits. Handlers may ask for ``item: Item`` and use ``item.transaction()``.
     """
+    if isinstance(dp, Bot) or not isinstance(dp, Dispatcher):
+        raise SpecError("dp", type(dp).__name__, "an aiogram Dispatcher: durable(dp, bot, path)")
+    if not isinstance(bot, Bot):
+        raise SpecError("bot", type(bot).__name__, "an aiogram Bot: durable(dp, bot, path)")
+    if not isinstance(path, str | PathLike):
+        raise SpecError("path", path, "the path of the inbox: durable(dp, bot, path)")
+    if dp._running_lock.locked():  # noqa: SLF001 - there is no getter, and a late call would seem to work
+        raise FeedError("durable() must be called before dp.start_polling(): the bot is already polling")
+    policy = FeedPolicy(
+        max_attempts, concurrency, delivery, retry or DEFAULT.retry, grace_seconds, handler_timeout, on_error, retry_on
+    )
     return Durable(
         dp,
         bot,
         path,
+        storage=storage,
+        outbox=outbox,
         first_run=first_run,
-        policy=FeedPolicy(max_attempts, concurrency, delivery, retry or DEFAULT.retry, grace_seconds),
+        policy=policy,
         order=order,
+        keep_days=keep_days,
         on_event=on_event,
     )
 
@@ -83,18 +129,26 @@ _RAW_ANSWER: Final = Response[list[Any]]
 
 
 class Durable:
-    """The adapter between one dispatcher, one bot and one inbox. ``polling.feed`` is the feed while polling runs."""
+    """The adapter between one dispatcher, one bot and one inbox. ``polling.feed`` is the feed while it is open."""
 
-    def __init__(self, dp: Dispatcher, bot: Bot, path: str | PathLike[str], **options: Any) -> None:
+    def __init__(
+        self, dp: Dispatcher, bot: Bot, path: str | PathLike[str], *, storage: bool, outbox: bool, **options: Any
+    ) -> None:
         self._dp = dp
         self._bot = bot
+        api = bot.session.api.base.partition("://")
+        host = api[2].partition("/")[0]
         self.polling = Polling(
             token=bot.token,
             path=path,
             get_updates=self._get_raw_updates,
             is_conflict=lambda error: isinstance(error, TelegramConflictError),
+            server=host if ":" in host else f"{host}:{443 if api[0] == 'https' else 80}",
+            slot_seconds=SLOT_SECONDS,
             **options,
         )
+        self._webhook: asyncio.Task[None] | None = None
+        self._handling: set[asyncio.Task[Any]] = set()
         bot.session.middleware.register(self._on_request)
         _put_first(dp.update.outer_middleware, self._on_update)
         for observer, callback in ((dp.startup, self._on_startup), (dp.shutdown, self._on_shutdown)):
@@ -102,18 +156,32 @@ class Durable:
             observer.handlers.insert(0, observer.handlers.pop())
         self._stop_polling = dp.stop_polling
         dp.stop_polling = self._on_stop_polling  # type: ignore[method-assign]
+        _durables.setdefault(dp, []).append(self)
+        self.outbox = _BotOutbox(bot, self.polling) if outbox else None
+        if storage:
+            kept = InboxStorage()
+            self.polling.on_open.append(lambda: kept.memory.live_in(self.polling.inbox))
+            self.polling.on_close.append(kept.close)
+            dp.fsm.storage = kept
+
+    def is_of(self, bot: Bot) -> bool:
+        """Is it this bot's?"""
+        return bot is self._bot
 
     # --- the poll ---------------------------------------------------------------------------------------------
 
     async def _on_request(self, make_request: Any, bot: Bot, method: TelegramMethod[Any]) -> Any:
-        if type(method) is not GetUpdates or bot is not self._bot or not self.polling.is_open:
+        if bot is not self._bot or not self.polling.is_open:
             return await make_request(bot, method)
-        self.polling.ask(Asked(method.timeout, method.allowed_updates))
-        # Whoever comes for more while the last one is unfinished runs them as tasks and may have several at once. With
-        # handle_as_tasks=False he comes only when it is done, and gets one: the others would wait with an attempt
-        # already counted.
-        items = await self.polling.take(AT_ONCE if self.polling.busy() else 1)
-        return [update for item in items if (update := await self._parsed(item)) is not None]
+        if type(method) is GetUpdates:
+            self.polling.ask(Asked(method.timeout, method.allowed_updates))
+            items = await self.polling.take(AT_ONCE, raise_trouble=True)
+            return [update for item in items if (update := await self._parsed(item)) is not None]
+        if isinstance(method, DeleteWebhook) and method.drop_pending_updates:
+            log.warning("drop_pending_updates lets Telegram forget what came while the bot was down")
+        if self.outbox is not None and self.outbox.takes(method):
+            return await self.outbox.send(method)
+        return await make_request(bot, method)
 
     async def _parsed(self, item: Item) -> Update | None:
         try:
@@ -125,18 +193,42 @@ class Durable:
         self.polling.give(update, item)
         return update
 
-    async def _get_raw_updates(self, offset: int, timeout_seconds: int) -> Any:
+    async def _get_raw_updates(self, offset: int, timeout_seconds: int, limit: int) -> Any:
         asked = self.polling.asked
         method = RawGetUpdates(
-            offset=offset or None, limit=100, timeout=timeout_seconds, allowed_updates=asked.allowed_updates
+            offset=offset or None, limit=limit, timeout=timeout_seconds, allowed_updates=asked.allowed_updates
         )
         session_timeout = self._bot.session.timeout
         request_timeout = int(session_timeout + timeout_seconds) if session_timeout else None
         return await self._bot(method, request_timeout=request_timeout)
 
+    # --- the webhook ------------------------------------------------------------------------------------------
+
+    async def accept(self, raw: dict[str, Any]) -> None:
+        """What Telegram has brought: when this returns it is stored, and Telegram may be answered with 200."""
+        if not self.polling.is_open:
+            await self._open_for_webhook()
+        await self.polling.accept(raw)
+
+    async def _open_for_webhook(self) -> None:
+        await self.polling.open()
+        if self._webhook is None:
+            self._webhook = asyncio.get_running_loop().create_task(self._feed_dispatcher(), name="feed webhook")
+
+    async def _feed_dispatcher(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            for item in await self.polling.take(AT_ONCE):
+                update = await self._parsed(item)
+                if update is not None:
+                    # As aiogram's own polling does: errors are logged there.
+                    task = loop.create_task(self._dp._process_update(self._bot, update))  # noqa: SLF001
+                    self._handling.add(task)
+                    task.add_done_callback(self._handling.discard)
+
     # --- the handler ------------------------------------------------------------------------------------------
 
-    async def _on_update(self, handler: Any, event: Any, data: dict[str, Any]) -> Any:
+    async def _on_update(self, handler: Any, event: Any, data: dict[str, Any]) -> Any:  # noqa: C901 - one row per way to end
         handout = self.polling.begin(event) if data.get("bot") is self._bot else None
         if handout is None:
             return await handler(event, data)
@@ -154,14 +246,25 @@ class Durable:
         except (SkipHandler, CancelHandler):
             await settled(item.done())
             raise
+        except asyncio.CancelledError as error:
+            if handout.late:
+                await settled(item.failed("it ran for longer than handler_timeout"))
+                return UNHANDLED
+            if not was_ours():
+                # The handler awaited something that somebody else cancelled: its own failure.
+                await settled(item.failed(error))
+                return UNHANDLED
+            item.settle_as_handed_back()
+            raise
         except Exception as error:
             await settled(item.failed(error))
             raise
         except BaseException:
-            await settled(item.hand_back())
+            # sys.exit() and the like: delivered again, it would end the bot again.
+            item.settle_as_done()
             raise
         else:
-            # Not waited for: its slot and its chat are free only when it is committed, and a stop commits it.
+            # Not waited for: a crash until the commit finishes it all the same.
             item.settle_as_done()
             return response
         finally:
@@ -170,10 +273,26 @@ class Durable:
     # --- beginning and end ------------------------------------------------------------------------------------
 
     async def _on_startup(self, **data: Any) -> None:
-        if any(bot is self._bot for bot in data.get("bots") or ()):
+        polled = data.get("bots")
+        if polled is None:  # setup_application(): a webhook
+            await self._open_for_webhook()
+            return
+        for bot in polled:
+            if not any(one.is_of(bot) for one in _durables[self._dp]):
+                raise SpecError(
+                    "bot",
+                    f"the bot {bot.id}",
+                    "the same Bot object in durable(dp, bot, path) and in start_polling(bot): "
+                    "this one is polled and is not durable",
+                )
+        if any(bot is self._bot for bot in polled):
             await self.polling.open()
 
     async def _on_shutdown(self, **_data: Any) -> None:
+        webhook, self._webhook = self._webhook, None
+        if webhook is not None:
+            webhook.cancel()
+            await asyncio.gather(webhook, return_exceptions=True)
         await self.polling.close()
 
     async def _on_stop_polling(self) -> None:
@@ -184,6 +303,161 @@ class Durable:
             if handout is not None:
                 self.polling.end(handout)
         await self._stop_polling()
+
+
+# --- webhooks -------------------------------------------------------------------------------------------------------
+
+_handle = BaseRequestHandler.handle
+
+
+async def _handle_durably(self: BaseRequestHandler, request: web.Request) -> web.Response:
+    """As aiogram's own, but for a durable bot the update is stored before Telegram hears 200."""
+    bot = await self.resolve_bot(request)
+    mine = next((one for one in _durables.get(self.dispatcher, ()) if one.is_of(bot)), None)
+    if mine is None:
+        return await _handle(self, request)
+    if not self.verify_secret(request.headers.get("X-Telegram-Bot-Api-Secret-Token", ""), bot):
+        return web.Response(body="Unauthorized", status=401)
+    await mine.accept(await request.json(loads=bot.session.json_loads))
+    return web.json_response({}, dumps=bot.session.json_dumps)
+
+
+BaseRequestHandler.handle = _handle_durably  # type: ignore[method-assign]
+BaseRequestHandler.__call__ = _handle_durably  # type: ignore[method-assign]
+
+
+# --- conversations --------------------------------------------------------------------------------------------------
+
+
+class InboxStorage(BaseStorage):
+    """States and data of conversations in the inbox's file, committed with the update that changed them."""
+
+    def __init__(self) -> None:
+        self.memory = Memory("aiogram")
+        self._keys = DefaultKeyBuilder(with_bot_id=True, with_business_connection_id=True, with_destiny=True)
+
+    async def set_state(self, key: StorageKey, state: StateType = None) -> None:
+        """As in the base class."""
+        name = state.state if isinstance(state, State) else state
+        await self.memory.set(self._keys.build(key, "state"), None if name is None else name.encode())
+
+    async def get_state(self, key: StorageKey) -> str | None:
+        """As in the base class."""
+        found = self.memory.get(self._keys.build(key, "state"))
+        return None if found is None else found.decode()
+
+    async def set_data(self, key: StorageKey, data: Mapping[str, Any]) -> None:
+        """As in the base class; the data must be JSON."""
+        await self.memory.set(self._keys.build(key, "data"), msgspec.json.encode(dict(data)) if data else None)
+
+    async def get_data(self, key: StorageKey) -> dict[str, Any]:
+        """As in the base class."""
+        found = self.memory.get(self._keys.build(key, "data"))
+        return {} if found is None else msgspec.json.decode(found)
+
+    async def close(self) -> None:
+        """The inbox is about to be closed."""
+        self.memory.leave()
+
+
+# --- the outbox -----------------------------------------------------------------------------------------------------
+
+_SENDING: Final = ("send", "forward", "copy")
+_NOT_A_MESSAGE: Final = frozenset({"sendChatAction"})
+
+
+class _Call(msgspec.Struct):
+    """A request as it goes over the wire: the method's class, and its fields as texts."""
+
+    method: str
+    fields: dict[str, str]
+
+
+class _BotOutbox:
+    """What handlers send, by the inbox's outbox."""
+
+    def __init__(self, bot: Bot, polling: Polling) -> None:
+        self._bot = bot
+        self._polling = polling
+        self._outbox = Outbox(polling.inbox, f"telegram:{bot.id}", limits=TELEGRAM)
+        self._running: asyncio.Task[None] | None = None
+        polling.on_open.append(self._open)
+        polling.on_close.append(self._close)
+
+    def takes(self, method: TelegramMethod[Any]) -> bool:
+        """Is it a message, sent by a handler, that can be written down? A file that is uploaded cannot."""
+        name = method.__api_method__
+        if current_item() is None or isinstance(method, _Stored) or name in _NOT_A_MESSAGE:
+            return False
+        return name.startswith(_SENDING) and not self._written(method)[1]
+
+    async def send(self, method: TelegramMethod[Any]) -> Any:
+        """Send it once, however often the handler is run; the answer is Telegram's."""
+        answer = await self._outbox.send(self.payload(method), key=_chat(method), item=current_item())
+        return _adapter(type(method)).validate_json(answer or b"null", context={"bot": self._bot})
+
+    def put(self, db: Transaction, method: TelegramMethod[Any]) -> int:
+        """Promise a message in a transaction; it is sent after the commit."""
+        return self._outbox.put(db, self.payload(method), key=_chat(method))
+
+    def payload(self, method: TelegramMethod[Any]) -> bytes:
+        """The request as it is written down."""
+        fields, files = self._written(method)
+        if files:
+            raise SpecError(
+                "method", type(method).__name__, "a message without uploaded files (use a file_id or a URL)"
+            )
+        return msgspec.json.encode(_Call(type(method).__name__, fields))
+
+    def _written(self, method: TelegramMethod[Any]) -> tuple[dict[str, str], dict[str, Any]]:
+        files: dict[str, Any] = {}
+        prepare = self._bot.session.prepare_value
+        dumped = method.model_dump(warnings=False).items()
+        fields = {name: prepare(value, bot=self._bot, files=files) for name, value in dumped}
+        return {name: str(value) for name, value in fields.items() if value}, files
+
+    async def _deliver(self, message: Message) -> bytes:
+        call = msgspec.json.decode(message.payload, type=_Call)
+        answer = await self._bot(_stored_class(call.method)(**call.fields))
+        return _adapter(getattr(aiogram.methods, call.method)).dump_json(answer, exclude_none=True, by_alias=True)
+
+    async def _open(self) -> None:
+        running = self._outbox.run(self._deliver, concurrency=16)
+        self._running = asyncio.get_running_loop().create_task(running, name="feed outbox")
+
+    async def _close(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+class _Stored(TelegramMethod[Any]):
+    """A method whose fields are texts, as they were written down."""
+
+    __returning__ = Any
+    __api_method__ = ""
+
+
+@cache
+def _stored_class(name: str) -> type[_Stored]:
+    original = getattr(aiogram.methods, name)
+    facts = {
+        "__returning__": original.__returning__,
+        "__api_method__": original.__api_method__,
+        "__module__": __name__,
+    }
+    return type(f"Stored{name}", (_Stored,), facts)
+
+
+@cache
+def _adapter(method: type[TelegramMethod[Any]]) -> TypeAdapter[Any]:
+    return TypeAdapter(method.__returning__)
+
+
+def _chat(method: TelegramMethod[Any]) -> str | None:
+    chat = getattr(method, "chat_id", None)
+    return None if chat is None else str(chat)
 
 
 def _put_first(middlewares: Any, middleware: Any) -> None:

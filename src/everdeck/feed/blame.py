@@ -7,7 +7,8 @@ which items were running. From that follows how far each of them is suspected:
 * *watched*: was there at one unexplained death. Runs beside a few other watched ones.
 * *alone*: runs as the only suspect, for a limited time, in a slot of its own.
 
-A death has one of three causes. ORDERED (a stop, a restart, a deploy) counts for nobody. OWN (a fatal signal from within,
+A death has one of three causes. ORDERED (a stop, a restart, a deploy) counts for nobody. OWN (a fatal signal from
+within,
 ``os._exit``, out of memory, or the deck saw its exit code) counts for the one that is known to have done it, else for
 the only suspect, else for all. UNEXPLAINED is what ``kill -9`` from outside looks like: it counts for nobody until an
 item was alone at many of them, each after a longer time of quiet, so that a series of kills cannot meet it again.
@@ -21,6 +22,8 @@ from typing import Final
 # An innocent item must be in flight at each of these, the last ones with nobody else suspected and after waits of
 # 2, 4, 8, … 60 seconds; whatever kills it so reliably is the item.
 UNEXPLAINED_DEATHS: Final = 8
+# Fewer would not tell a killer from somebody who stood beside two of them.
+OWN_DEATHS: Final = 3
 QUIET_CAP_SECONDS: Final = 60.0
 WATCHED_AT_ONCE: Final = 8
 
@@ -61,9 +64,10 @@ class Charge:
         """How long the process must have lived before it runs again."""
         return 0.0 if self.kills < 2 else min(QUIET_CAP_SECONDS, 2.0 ** (self.kills - 1))  # noqa: PLR2004 - from the second on
 
-    def is_convicted(self, max_attempts: int) -> bool:
-        """Is it to be set aside?"""
-        return self.crashes >= max_attempts or self.kills >= max(UNEXPLAINED_DEATHS, max_attempts)
+
+def deaths_that_convict(max_attempts: int) -> tuple[int, int]:
+    """How many crashes, and how many kills, before an item is set aside."""
+    return max(OWN_DEATHS, max_attempts), max(UNEXPLAINED_DEATHS, max_attempts)
 
 
 def charges_after(cause: Cause, running: Iterable[Charge], guilty: frozenset[int]) -> list[Charge]:

@@ -4,8 +4,9 @@ The library (aiogram, python-telegram-bot) keeps its loop, its handlers and its 
 ``getUpdates`` is answered from the inbox. Behind it the feed asks Telegram with the library's own client. What the
 library was given is remembered until the handler is done:
 
-* *given*: taken from the inbox, the handler has not begun. A stop hands it back, uncounted.
-* *running*: the handler has begun. A stop waits for it up to the grace, then cancels it and hands it back.
+* *given*: taken from the inbox, the handler has not begun. A stop hands it back; a crash is none of its doing.
+* *running*: the handler has begun. A stop waits for it up to the grace, then cancels it and hands it back. One that
+  goes on although it was cancelled, at a stop or after ``handler_timeout``, has failed.
 
 Every update leaves exactly once. Losing track of one would keep its chat waiting until the next start, so an adapter
 brackets a handler with :meth:`Polling.begin` and :meth:`Polling.end` whatever happens in between.
@@ -14,7 +15,6 @@ brackets a handler with :meth:`Polling.begin` and :meth:`Polling.end` whatever h
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Final, Literal, TypeAlias
@@ -22,28 +22,32 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from everdeck.errors import FeedClosed, PollerConflict, SourceError, SpecError
+from everdeck.feed import last_words
 from everdeck.feed.consume import Feed
-from everdeck.feed.dispatcher import Item, Listener
-from everdeck.feed.inbox import Inbox
+from everdeck.feed.dispatcher import LONG_RUN_SECONDS, Item, Listener
+from everdeck.feed.inbox import KEEP_DAYS, Inbox
 from everdeck.feed.policy import FeedPolicy
 from everdeck.feed.poller_lock import PollerLock, local_suspects
 from everdeck.feed.records import Batch, FirstRun, Position, Record
 
-Order: TypeAlias = Literal["chat", "none"]
-GetUpdates: TypeAlias = Callable[[int, int], Awaitable[Any]]
+Order: TypeAlias = Literal["none", "chat", "user"] | Callable[[dict[str, Any]], object]
+GetUpdates: TypeAlias = Callable[[int, int, int], Awaitable[Any]]
 
 # Below the five seconds that a deck, Docker's ten or systemd's ninety leave between SIGTERM and SIGKILL.
 CANCEL_SECONDS: Final = 1.0
+MOST_AT_ONCE: Final = 100
+# The library shows a spinning clock, or a bill, until these are answered: they wait for nothing.
+OUT_OF_LINE: Final = ("callback_query", "inline_query", "shipping_query", "pre_checkout_query")
 # Handlers that let others pass are not limited by the library; this bounds memory, and what comes again after a crash.
 MAX_BACKGROUND: Final = 1000
 
 log = logging.getLogger("everdeck.feed")
-_current: ContextVar[Item | None] = ContextVar("everdeck_item", default=None)
 
 
 def current_item() -> Item | None:
     """The item whose handler is running here, also inside tasks it started; None elsewhere."""
-    return _current.get()
+    item = last_words.current.get()
+    return item if isinstance(item, Item) else None
 
 
 class working_on:  # noqa: N801 - used like a function; a class because it runs for every update and this is 5 µs less
@@ -55,10 +59,10 @@ class working_on:  # noqa: N801 - used like a function; a class because it runs 
         self._item = item
 
     def __enter__(self) -> None:
-        self._token = _current.set(self._item)
+        self._token = last_words.current.set(self._item)
 
     def __exit__(self, *_: object) -> None:
-        _current.reset(self._token)
+        last_words.current.reset(self._token)
 
 
 def chat_of(update: dict[str, Any]) -> str | None:
@@ -76,6 +80,32 @@ def chat_of(update: dict[str, Any]) -> str | None:
         if isinstance(found, dict) and "id" in found:
             return str(found["id"])
     return None
+
+
+def user_of(update: dict[str, Any]) -> str | None:
+    """The person who did it, else the chat."""
+    for part in update.values():
+        for who in ("from", "user") if isinstance(part, dict) else ():
+            found = part.get(who)
+            if isinstance(found, dict) and "id" in found:
+                return str(found["id"])
+    return chat_of(update)
+
+
+def key_of(update: dict[str, Any], order: Order) -> str | None:
+    """What this update waits behind: nothing, the others of its chat or person, or what the user's function says."""
+    if order == "none" or any(kind in update for kind in OUT_OF_LINE):
+        return None
+    if order == "chat":
+        return chat_of(update)
+    if order == "user":
+        return user_of(update)
+    try:
+        found = order(update) if callable(order) else None
+    except Exception as err:  # noqa: BLE001 - the user's function on data from outside
+        log.warning("update %s: order= raised %s: %s", update.get("update_id"), type(err).__name__, err)
+        return None
+    return None if found is None else str(found)
 
 
 @dataclass(slots=True)
@@ -105,22 +135,29 @@ class Handout:
     tasks: "list[asyncio.Future[Any]]" = field(default_factory=list)
     error: BaseException | None = None
     cancelled: bool = False
+    late: bool = False
 
 
 class TelegramSource:
     """A feed source over the raw ``getUpdates`` of a library's client.
 
-    ``is_conflict`` knows the library's error for a 409.
+    ``is_conflict`` knows the library's error for a 409. ``every`` is the least time between two questions.
     """
 
-    def __init__(self, bot_id: int, get_updates: GetUpdates, is_conflict: Callable[[Exception], bool]) -> None:
+    def __init__(
+        self, bot_id: int, get_updates: GetUpdates, is_conflict: Callable[[Exception], bool], order: Order = "none"
+    ) -> None:
         self.name = f"telegram:{bot_id}"
         self.asked = Asked()
-        self.order: Order = "chat"
+        self.order: Order = order
+        self.every = 0.0
         self.on_conflict: Callable[[Exception], Awaitable[None]] | None = None
+        self.counting = False
+        self._found_waiting = 0
         self._get_updates = get_updates
         self._is_conflict = is_conflict
         self._may_ask = asyncio.Event()
+        self._not_before = 0.0
 
     def ask(self, asked: Asked) -> None:
         """The library has begun to poll, with these parameters; before that Telegram is not asked."""
@@ -129,20 +166,44 @@ class TelegramSource:
 
     async def fetch(self, position: Position) -> Batch:
         """The next batch, waiting for it as long as the library would."""
-        raw = await self._call(position.offset, self.asked.timeout_seconds)
-        records = [self._record(update) for update in raw]
+        await self._may_ask.wait()
+        loop = asyncio.get_running_loop()
+        if self.every > 0:
+            await asyncio.sleep(max(0.0, self._not_before - loop.time()))  # noqa: TID251 - an interval is time
+        raw = await self._call(position.offset, self.asked.timeout_seconds, MOST_AT_ONCE)
+        self._not_before = loop.time() + self.every
+        records = [self.record(update) for update in raw]
+        if self.counting:
+            self._count(len(records))
         cursor = records[-1].cursor_after if records else None
         return Batch(records, cursor=cursor, asked=position.offset)
 
     async def skip_history(self) -> int | None:
         """Let Telegram forget all but the last update, and say where the new begins."""
-        raw = await self._call(-1, 0)
-        return int(self._record(raw[-1]).cursor_after) if raw else None
-
-    async def _call(self, offset: int, timeout_seconds: int) -> list[Any]:
         await self._may_ask.wait()
+        first = await self._call(0, 0, 1)
+        raw = await self._call(-1, 0, MOST_AT_ONCE)
+        left = int(self.record(raw[-1]).id) - int(self.record(first[0]).id) + 1 if raw and first else len(raw)
+        log.info("%s: first run, %d updates were waiting; they are left (first_run='skip')", self.name, left)
+        return int(self.record(raw[-1]).cursor_after) if raw else None
+
+    def record(self, update: Any) -> Record:
+        """An update as it is stored."""
+        update_id = update.get("update_id") if isinstance(update, dict) else None
+        if type(update_id) is not int:
+            raise SourceError(f"{self.name}: an update without an id: {str(update)[:200]}")
+        return Record(update_id, msgspec.json.encode(update), key_of(update, self.order))
+
+    def _count(self, came: int) -> None:
+        """The history ends with the first answer that is not full."""
+        self._found_waiting += came
+        if came < MOST_AT_ONCE:
+            self.counting = False
+            log.info("%s: first run, %d updates were waiting; they are taken", self.name, self._found_waiting)
+
+    async def _call(self, offset: int, timeout_seconds: int, limit: int) -> list[Any]:
         try:
-            raw = await self._get_updates(offset, timeout_seconds)
+            raw = await self._get_updates(offset, timeout_seconds, limit)
         except Exception as error:
             if not self._is_conflict(error):
                 raise
@@ -152,13 +213,6 @@ class TelegramSource:
         if not isinstance(raw, list | tuple):
             raise SourceError(f"{self.name}: getUpdates answered with {type(raw).__name__}, not with a list")
         return list(raw)
-
-    def _record(self, update: Any) -> Record:
-        update_id = update.get("update_id") if isinstance(update, dict) else None
-        if type(update_id) is not int:
-            raise SourceError(f"{self.name}: an update without an id: {str(update)[:200]}")
-        key = chat_of(update) if self.order == "chat" else None
-        return Record(update_id, msgspec.json.encode(update), key)
 
 
 class Polling:
@@ -175,14 +229,21 @@ class Polling:
         policy: FeedPolicy,
         order: Order,
         on_event: Listener | None,
+        server: str | None = None,
+        slot_seconds: float = LONG_RUN_SECONDS,
+        one_at_a_time: bool = False,
+        keep_days: float = KEEP_DAYS,
     ) -> None:
-        for name, given, accepted in (("first_run", first_run, ("skip", "take")), ("order", order, ("chat", "none"))):
-            if given not in accepted:
-                raise SpecError(name, given, " | ".join(accepted))
+        if first_run not in {"skip", "take"}:
+            raise SpecError("first_run", first_run, "skip | take")
+        if not callable(order) and order not in {"none", "chat", "user"}:
+            raise SpecError("order", order, "none | chat | user | a function of the update")
         self.token = token
         self.bot_id = _bot_id(token)
         self.path = path
         self.policy = policy
+        self.grace_seconds: float | None = policy.grace_seconds
+        self.on_trouble: Callable[[Exception], None] | None = None
         self._get_updates = get_updates
         self._is_conflict = is_conflict
         self._order: Order = order
@@ -190,7 +251,16 @@ class Polling:
             "first_run": first_run,
             "policy": policy,
             "on_event": on_event,
+            "on_timeout": self.too_late,
+            "slot_seconds": slot_seconds,
+            "one_at_a_time": one_at_a_time,
         }
+        self._server = server
+        self.inbox = Inbox(path, keep_days=keep_days)
+        self.on_open: list[Callable[[], Awaitable[None]]] = []
+        self.on_close: list[Callable[[], Awaitable[None]]] = []
+        self._first_run = first_run
+        self._trouble: asyncio.Future[Exception] | None = None
         self._source: TelegramSource | None = None
         self._feed: Feed | None = None
         self._lock: PollerLock | None = None
@@ -220,26 +290,37 @@ class Polling:
         lock = PollerLock(self.token)
         lock.acquire()
         try:
-            source = TelegramSource(self.bot_id, self._get_updates, self._is_conflict)
-            source.order = self._order
+            source = TelegramSource(self.bot_id, self._get_updates, self._is_conflict, self._order)
             source.on_conflict = self._report_conflict
-            feed = Feed(source, inbox=Inbox(self.path), **self._feed_options)
+            feed = Feed(source, inbox=self.inbox, **self._feed_options)
+            feed.on_trouble = self._hear_trouble
             await feed.open()
+            source.counting = feed.is_first_run and self._first_run == "take"
         except BaseException:
             lock.release()
             raise
         self._source, self._feed, self._lock, self._closing = source, feed, lock, False
         self._changed = asyncio.Event()  # a new one: each start may have an event loop of its own
+        for act in self.on_open:
+            await act()
 
     @property
     def asked(self) -> Asked:
         """What the library asks with."""
         return self._source.asked if self._source is not None else Asked()
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: Asked, *, every: float = 0.0) -> None:
         """Let the feed ask Telegram, with the library's own parameters."""
-        if self._source is not None:
+        if self._source is not None and self._feed is not None:
+            self._source.every = every
             self._source.ask(asked)
+            self._feed.ask_again()
+
+    async def accept(self, update: dict[str, Any]) -> None:
+        """An update that Telegram has brought (a webhook): when this returns, Telegram may forget it."""
+        if self._source is None:
+            raise FeedClosed(f"the feed of bot {self.bot_id} is not open")
+        await self.feed.stream.store([self._source.record(update)])
 
     async def close(self) -> None:
         """Hand back what has not begun, wait for what has, then let go. Nothing is lost, whatever happens here."""
@@ -247,12 +328,13 @@ class Polling:
         if feed is None or self._closing:
             return
         self._closing = True
+        feed.stopping()
         try:
             for handout in [one for one in self._handouts.values() if one.state == "given"]:
                 handout.state = "returned"
                 self._busy -= 1
-                await settled(handout.item.hand_back())
-            if not await self._all_ended(self.policy.grace_seconds):
+                handout.item.settle_as_handed_back()
+            if not await self._all_ended(self.grace_seconds):
                 for handout in self._running():
                     handout.cancelled = True
                     if handout.task is not None:
@@ -260,7 +342,9 @@ class Polling:
                 await self._all_ended(CANCEL_SECONDS)
         finally:
             try:
-                await feed.close(grace_seconds=0)
+                for act in self.on_close:
+                    await act()
+                await feed.close(grace_seconds=0, cancelled=True)
             finally:
                 self._feed = self._source = self._lock = None
                 # What was returned may still lie in a queue of the library's, and must not run when it comes out.
@@ -271,16 +355,50 @@ class Polling:
 
     # --- what the library is given ----------------------------------------------------------------------------
 
-    async def take(self, most: int | None) -> list[Item]:
-        """The next items. Once polling ends nobody gets any more: waits to be cancelled."""
+    async def take(self, most: int | None, *, raise_trouble: bool = False) -> list[Item]:
+        """The next items. Once polling ends nobody gets any more: waits to be cancelled.
+
+        With ``raise_trouble`` the error of a source that fails is raised to whoever waits in vain: the library has its
+        own ways to log it and to wait.
+        """
         try:
-            return await self.feed.take(most)
+            if raise_trouble:
+                return await self._take_or_raise(most)
+            return await self.feed.take(most, begin=False)
         except FeedClosed as error:
             if self._feed is not None and not self._closing:
                 # Both libraries would catch an ordinary error here and ask again for ever.
                 raise SystemExit(f"the feed of bot {self.bot_id} cannot go on: {error}") from error
             await asyncio.get_running_loop().create_future()
             raise
+
+    async def _take_or_raise(self, most: int | None) -> list[Item]:
+        loop = asyncio.get_running_loop()
+        trouble: asyncio.Future[Exception] = loop.create_future()
+        self._trouble = trouble
+        taking = loop.create_task(self.feed.take(most, begin=False))
+        try:
+            waited: list[asyncio.Future[Any]] = [taking, trouble]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if taking.done():
+                return taking.result()
+            raise trouble.result()  # noqa: TRY301 - it is the library's
+        except BaseException:
+            taking.cancel()
+            for item in await asyncio.gather(taking, return_exceptions=True):
+                for given in item if isinstance(item, list) else ():
+                    given.settle_as_handed_back()
+            raise
+        finally:
+            self._trouble = None
+
+    def _hear_trouble(self, error: Exception) -> None:
+        if self.on_trouble is not None:
+            self.on_trouble(error)
+        if self._trouble is not None and not self._trouble.done():
+            cause = error.__cause__
+            is_ours = isinstance(error, PollerConflict) and isinstance(cause, Exception)
+            self._trouble.set_result(cause if is_ours else error)  # type: ignore[arg-type]  # asked in the line above
 
     def give(self, update: object, item: Item) -> None:
         """Remember that the library has this update."""
@@ -310,7 +428,15 @@ class Polling:
             return handout
         handout.state = "running"
         handout.task = asyncio.current_task()
+        handout.item.begin()
         return handout
+
+    def too_late(self, item: Item) -> None:
+        """Its handler has run for longer than it may: cancel it, which is a failed attempt."""
+        handout = self.handout_of(item)
+        if handout is not None and handout.task is not None and not handout.late:
+            handout.late = True
+            handout.task.cancel()
 
     def to_background(self, handout: Handout) -> None:
         """The rest of the work goes on, and no longer holds back its chat nor others."""
@@ -344,7 +470,7 @@ class Polling:
     def _running(self) -> list[Handout]:
         return [one for one in self._handouts.values() if one.state in {"running", "background"}]
 
-    async def _all_ended(self, seconds: float) -> bool:
+    async def _all_ended(self, seconds: float | None) -> bool:
         try:
             async with asyncio.timeout(seconds):
                 while self._running():
@@ -356,8 +482,17 @@ class Polling:
 
     async def _report_conflict(self, error: Exception) -> None:
         # It reads every process's environment, which takes a while on a busy machine: not in the loop.
-        suspects = [msgspec.to_builtins(suspect) for suspect in await asyncio.to_thread(local_suspects, self.token)]
+        suspects = [
+            msgspec.to_builtins(suspect)
+            for suspect in await asyncio.to_thread(local_suspects, self.token, self._server)
+        ]
         self.feed.event("poller-conflict", bot=self.bot_id, error=str(error), suspects=suspects)
+
+
+def was_ours(task: "asyncio.Future[Any] | None" = None) -> bool:
+    """Was this task itself cancelled, and not merely something that it awaited?"""
+    own = task if isinstance(task, asyncio.Task) else asyncio.current_task()
+    return isinstance(own, asyncio.Task) and own.cancelling() > 0
 
 
 async def settled(outcome: Awaitable[None]) -> None:

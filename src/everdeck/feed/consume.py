@@ -13,6 +13,7 @@ cancelled and their items handed back without counting the attempt.
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import threading
@@ -22,12 +23,13 @@ from typing import Any, Final, Self, TypeAlias
 
 from everdeck.crashpoints import crash_point
 from everdeck.errors import FeedClosed, InboxUnavailable, SourceError, SpecError
+from everdeck.feed import last_words
 from everdeck.feed.cursors import FileCursor
-from everdeck.feed.dispatcher import Dispatcher, Item
+from everdeck.feed.dispatcher import LONG_RUN_SECONDS, Dispatcher, Item
 from everdeck.feed.handling import KeyOf, Listener, call, keyed, retry_after_of
 from everdeck.feed.inbox import Inbox, Stream
 from everdeck.feed.one_by_one import SOURCE_RETRY, OneByOne
-from everdeck.feed.policy import DEFAULT, FeedPolicy, Retry
+from everdeck.feed.policy import DEFAULT, FeedPolicy, OnError, Retry, RetryOn
 from everdeck.feed.records import Batch, Counts, Cursor, Delivery, FirstRun, Source, Start
 from everdeck.feed.reporting import Reporter, StreamReport
 from everdeck.feed.sources.polled import as_source
@@ -53,6 +55,9 @@ async def consume(
     max_attempts: int = DEFAULT.max_attempts,
     retry: Retry | None = None,
     grace_seconds: float = DEFAULT.grace_seconds,
+    handler_timeout: float | None = DEFAULT.handler_timeout,
+    on_error: OnError = DEFAULT.on_error,
+    retry_on: RetryOn | None = DEFAULT.retry_on,
     on_event: Listener | None = None,
     report: bool = True,
     signals: bool = True,
@@ -62,14 +67,25 @@ async def consume(
 
     Give ``inbox`` (durable, concurrent) or ``cursor`` (a number in a text file, one at a time, in order). A handler
     that raises is tried again with backoff and set aside after ``max_attempts``; so is an item that takes the process
-    with it. ``key(value)`` names what must stay in order (a chat); None lets everything run side by side.
+    with it. One that runs for longer than ``handler_timeout`` seconds is cancelled, and that is a failed attempt.
+    ``retry_on`` says which errors are worth another attempt; ``on_error="log"`` makes none of them.
+    ``key(value)`` names what must stay in order (a chat); None lets everything run side by side.
 
     It ends when cancelled, when ``stop`` is set, on SIGTERM (in the main thread, unless the program has its own handler
     or ``signals=False``) and when the source says that nothing will come again and all of it is done.
     """
     if (inbox is None) == (cursor is None):
         raise SpecError("inbox", inbox, "either inbox=Inbox(...) or cursor=FileCursor(...)")
-    policy = FeedPolicy(max_attempts, concurrency, delivery, retry or DEFAULT.retry, grace_seconds)
+    policy = FeedPolicy(
+        max_attempts,
+        concurrency,
+        delivery,
+        retry or DEFAULT.retry,
+        grace_seconds,
+        handler_timeout,
+        on_error,
+        retry_on,
+    )
     stop = stop or asyncio.Event()
     with _sigterm_sets(stop) if signals else contextlib.nullcontext():
         if cursor is not None:
@@ -86,6 +102,7 @@ async def consume(
             await _run_until(stop, one_by_one, grace_seconds)
         if inbox is None:
             return
+        handlers = _Handlers(handler)
         feed = Feed(
             source,
             inbox=inbox,
@@ -93,9 +110,10 @@ async def consume(
             first_run=first_run,
             policy=policy,
             on_event=on_event,
+            on_timeout=handlers.too_late,
             report=report,
         )
-        await _work_until(stop, feed, handler)
+        await _work_until(stop, feed, handlers)
 
 
 class Feed:
@@ -115,6 +133,9 @@ class Feed:
         first_run: FirstRun = "take",
         policy: FeedPolicy = DEFAULT,
         on_event: Listener | None = None,
+        on_timeout: Callable[[Item], None] | None = None,
+        slot_seconds: float = LONG_RUN_SECONDS,
+        one_at_a_time: bool = False,
         report: bool = True,
     ) -> None:
         self.source = as_source(source)
@@ -124,10 +145,21 @@ class Feed:
         self._key = key
         self._first_run = first_run
         self._on_event = on_event
-        self._reporter = Reporter(StreamReport(self.stream)) if report else None
+        self.is_first_run = False
+        self.trouble: str | None = None
+        self.on_trouble: Callable[[Exception], None] | None = None
+        self._ask_again = asyncio.Event()
+        self._reporter = Reporter(StreamReport(self.stream, self)) if report else None
         if first_run == "skip" and not hasattr(self.source, "skip_history"):
             raise SpecError("first_run", first_run, f"take: the source {self.source.name!r} cannot skip its history")
-        self._dispatcher = Dispatcher(self.stream, policy, on_event=self._hear)
+        self._dispatcher = Dispatcher(
+            self.stream,
+            policy,
+            on_event=self._hear,
+            on_timeout=on_timeout,
+            slot_seconds=slot_seconds,
+            one_at_a_time=one_at_a_time,
+        )
         self._pump_task: asyncio.Task[None] | None = None
 
     @property
@@ -140,6 +172,7 @@ class Feed:
         await self.inbox.open()
         try:
             start = await self.stream.begin(self._first_run)
+            self.is_first_run = start is not Start.RESUME
             await self._dispatcher.open()
             if self._reporter is not None:
                 self._reporter.open()
@@ -151,9 +184,12 @@ class Feed:
             raise
         return self
 
-    async def take(self, most: int | None = None) -> list[Item]:
-        """Wait for work: up to ``most`` items whose attempts are on disk. FeedClosed once the feed is closing."""
-        return await self._dispatcher.take(most)
+    async def take(self, most: int | None = None, *, begin: bool = True) -> list[Item]:
+        """Wait for work: up to ``most`` items. FeedClosed once the feed is closing.
+
+        With ``begin=False`` say ``item.begin()`` before its handler runs: from then on a death may be its doing.
+        """
+        return await self._dispatcher.take(most, begin=begin)
 
     def counts(self) -> Counts:
         """How many are done, waiting, in flight and dead."""
@@ -166,15 +202,28 @@ class Feed:
         await asyncio.shield(self._pump_task)
         await self._dispatcher.drained()
 
-    async def close(self, grace_seconds: float | None = None) -> int:
-        """Stop asking, wait for what is in flight, hand back the rest; how many were handed back."""
+    def stopping(self) -> None:
+        """A stop has been asked for: nothing more is handed out, and being killed from now on is nobody's fault."""
+        self._dispatcher.stopping()
+
+    def ask_again(self) -> None:
+        """Somebody wants news: a source that failed is asked now rather than later."""
+        self._ask_again.set()
+
+    async def close(self, grace_seconds: float | None = None, *, cancelled: bool = False) -> int:
+        """Stop asking, wait for what is in flight, hand back the rest; how many were left.
+
+        ``cancelled``: see :meth:`Dispatcher.stop`.
+        """
         pump, self._pump_task = self._pump_task, None
         if pump is None:
             return 0
         try:
+            self._dispatcher.stopping()
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
-            return await self._dispatcher.stop(self.policy.grace_seconds if grace_seconds is None else grace_seconds)
+            grace = self.policy.grace_seconds if grace_seconds is None else grace_seconds
+            return await self._dispatcher.stop(grace, cancelled=cancelled)
         finally:
             if self._reporter is not None:
                 await self._reporter.close()
@@ -221,7 +270,9 @@ class Feed:
         if not isinstance(batch, Batch):
             raise SourceError(f"source {self.source.name!r} answered {type(batch).__name__}, not a Batch")
         records = batch.records if self._key is None else [keyed(record, self._key) for record in batch.records]
-        stored = await self.stream.store(records, batch.cursor, asked=batch.asked)
+        # The handlers begin as soon as it is committed; upstream hears of it only when it is synced.
+        stored = await self.stream.store(records, batch.cursor, asked=batch.asked, sync=False)
+        await self.stream.synced()
         if stored.restarted_ids:
             self.event("ids-restarted", asked=batch.asked, first=records[0].id)
         # A source that has an answer at once never waits for anything: let the handlers have their turn.
@@ -232,83 +283,154 @@ class Feed:
         """Do it until it works. Nothing was stored when it fails, so the same position is asked again."""
         failures = 0
         while True:
+            self._ask_again.clear()
             try:
-                return await step()
+                answer = await step()
             except InboxUnavailable as err:
                 what, error = "inbox-unavailable", str(err)
                 failures, wait = failures + 1, None
             except Exception as err:  # noqa: BLE001 - whatever a source raises: upstream is not under our control
                 what, error = "source-failed", f"{type(err).__name__}: {err}"
                 failures, wait = failures + 1, retry_after_of(err)
+                if self.on_trouble is not None:
+                    self.on_trouble(err)
+            else:
+                if failures:
+                    self._in_trouble(None)
+                    self.event("source-recovered", failures=failures)
+                return answer
             if wait is None:
                 wait = SOURCE_RETRY.delay(failures, chance=1.0)
+            self._in_trouble(f"source failing: {error}" if what == "source-failed" else f"inbox unavailable: {error}")
             if failures == 1:
                 self.event(what, error=error, retry_in=wait)
-            await asyncio.sleep(wait)  # noqa: TID251 - upstream tells nobody when it is back
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):  # upstream tells nobody when it is back
+                    await self._ask_again.wait()
+
+    def _in_trouble(self, trouble: str | None) -> None:
+        self.trouble = trouble
+        self.stream.activity.set()
 
 
 # --- the handlers -----------------------------------------------------------------------------------------------
 
 
-async def _work_until(stop: asyncio.Event, feed: Feed, handler: Handler) -> None:
+async def _work_until(stop: asyncio.Event, feed: Feed, handlers: "_Handlers") -> None:
     await feed.open()
     loop = asyncio.get_running_loop()
-    workers = {loop.create_task(_work(feed, handler), name=f"feed handler {n}") for n in range(feed.concurrency)}
-    ends = [loop.create_task(stop.wait()), loop.create_task(feed.exhausted())]
+    ends = [
+        loop.create_task(stop.wait()),
+        loop.create_task(feed.exhausted()),
+        loop.create_task(handlers.serve(feed), name="feed handlers"),
+    ]
     try:
-        # A worker ends before the feed only by a failure that is not the handler's own: that ends everything.
-        await asyncio.wait([*ends, *workers], return_when=asyncio.FIRST_COMPLETED)
-        for task in (*ends, *workers):
+        # Serving ends before the feed only by a failure that is not a handler's own: that ends everything.
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for task in ends:
             if task.done():
                 task.result()
     finally:
+        feed.stopping()
         for end in ends:
             end.cancel()
         await asyncio.gather(*ends, return_exceptions=True)
-        await _leave(feed, workers)
+        await _leave(feed, handlers)
 
 
-async def _leave(feed: Feed, workers: "set[asyncio.Task[None]]") -> None:
+async def _leave(feed: Feed, handlers: "_Handlers") -> None:
     """Finish or hand back, within the grace: nothing new starts, then the handlers are cancelled, then we let go."""
-    closing = asyncio.get_running_loop().create_task(feed.close(feed.policy.grace_seconds + CANCEL_SECONDS))
+    grace = feed.policy.grace_seconds
+    closing = asyncio.get_running_loop().create_task(feed.close(grace + CANCEL_SECONDS, cancelled=True))
     try:
-        await asyncio.wait({closing}, timeout=feed.policy.grace_seconds)
+        await asyncio.wait({closing}, timeout=grace)
     finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.wait(workers, timeout=CANCEL_SECONDS)
-        handed_back = await closing
-        if handed_back:
-            log.warning(
-                "%r: %d handlers ignored their cancellation; their items come again", feed.source.name, handed_back
-            )
+        await handlers.cancel(CANCEL_SECONDS)
+        left = await closing
+        if left:
+            log.warning("%r: %d handlers ignored their cancellation", feed.source.name, left)
 
 
-async def _work(feed: Feed, handler: Handler) -> None:
-    while True:
+class _Handlers:
+    """The user's handler at work, one task per item."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._tasks: dict[Item, asyncio.Task[None]] = {}
+        self._late: set[Item] = set()
+        self._serving: asyncio.Task[Any] | None = None
+        self._failure: BaseException | None = None
+
+    async def serve(self, feed: Feed) -> None:
+        """Take and start, until the feed closes."""
+        loop = asyncio.get_running_loop()
+        self._serving = asyncio.current_task()
         try:
-            items = await feed.take(1)
+            while True:
+                for item in await feed.take():
+                    task = loop.create_task(self._handle(item))
+                    self._tasks[item] = task
+                    task.add_done_callback(functools.partial(self._ended, item))
         except FeedClosed:
             return
-        for item in items:
-            await _handle(handler, item)
-
-
-async def _handle(handler: Handler, item: Item) -> None:
-    try:
-        crash_point("feed.handler.starting")
-        await call(handler, item)
-        crash_point("feed.handler.returned")
-    except asyncio.CancelledError as err:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            item.settle_as_handed_back()
+        except asyncio.CancelledError:
+            if self._failure is not None:
+                raise self._failure from None
             raise
-        await item.failed(err)  # the handler cancelled something of its own: a failure like any other
-    except Exception as err:  # noqa: BLE001 - the user's handler
-        await item.failed(err)
-    else:
-        await item.done()
+
+    def too_late(self, item: Item) -> None:
+        """It has run for longer than it may."""
+        task = self._tasks.get(item)
+        if task is not None and item not in self._late:
+            self._late.add(item)
+            task.cancel()
+
+    async def cancel(self, seconds: float) -> None:
+        """Cancel those that still run, and give them a moment."""
+        for task in self._tasks.values():
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=seconds)
+
+    def _ended(self, item: Item, task: "asyncio.Task[None]") -> None:
+        self._tasks.pop(item, None)
+        self._late.discard(item)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = error
+            if self._serving is not None:
+                self._serving.cancel()
+
+    async def _handle(self, item: Item) -> None:
+        token = last_words.current.set(item)
+        try:
+            crash_point("feed.handler.starting")
+            await call(self._handler, item)
+            crash_point("feed.handler.returned")
+        except asyncio.CancelledError as err:
+            task = asyncio.current_task()
+            if item in self._late:
+                await _noted(item.failed("it ran for longer than handler_timeout"))
+            elif task is not None and task.cancelling():
+                item.settle_as_handed_back()
+                raise
+            else:  # the handler awaited something that was cancelled: a failure like any other
+                await _noted(item.failed(err))
+        except (SystemExit, KeyboardInterrupt):
+            # It asked for the end of the program, and would ask again each time it is delivered.
+            item.settle_as_done()
+            raise
+        except Exception as err:  # noqa: BLE001 - the user's handler
+            await _noted(item.failed(err))
+        else:
+            item.settle_as_done()
+        finally:
+            last_words.current.reset(token)
+
+
+async def _noted(outcome: Awaitable[None]) -> None:
+    """An outcome that came after the feed was closed: it comes again, which is as good."""
+    with contextlib.suppress(FeedClosed):
+        await outcome
 
 
 async def _run_until(stop: asyncio.Event, work: OneByOne, grace_seconds: float) -> None:
@@ -328,15 +450,32 @@ async def _run_until(stop: asyncio.Event, work: OneByOne, grace_seconds: float) 
         running.result()
 
 
+# Every consume() of a loop hears SIGTERM: the first one listens, for all of them.
+_LISTENING: Final[dict[asyncio.AbstractEventLoop, list[asyncio.Event]]] = {}
+
+
 @contextlib.contextmanager
 def _sigterm_sets(stop: asyncio.Event) -> Iterator[None]:
     """SIGTERM asks politely, unless the program has a handler of its own (or everdeck.child has put one there)."""
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     loop = asyncio.get_running_loop()
-    if ours:
-        loop.add_signal_handler(signal.SIGTERM, stop.set)
+    others = _LISTENING.get(loop)
+    if others is None:
+        main = threading.current_thread() is threading.main_thread()
+        if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            yield
+            return
+        others = _LISTENING[loop] = []
+        loop.add_signal_handler(signal.SIGTERM, _stop_all, others)
+    others.append(stop)
     try:
         yield
     finally:
-        if ours:
+        others.remove(stop)
+        if not others:
+            del _LISTENING[loop]
             loop.remove_signal_handler(signal.SIGTERM)
+
+
+def _stop_all(stops: list[asyncio.Event]) -> None:
+    for stop in stops:
+        stop.set()

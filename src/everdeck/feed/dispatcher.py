@@ -1,18 +1,20 @@
-"""From the inbox to the handlers: attempts first, acks last, both in group commits.
+"""From the inbox to the handlers: noted before they begin, finished when they are.
 
-An item is handed out only after its attempt is on disk, so a handler that takes the process with it is counted. Its
-row leaves the file only after the handler has finished, so what was in flight when the process died comes again.
-After ``max_attempts`` the item is a dead letter and the rest flows on.
+An item is noted in the ledger before its handler runs, so a handler that takes the process with it is known to the
+next start. Its row leaves the file only after the handler has finished, so what was in flight when the process died
+comes again. Who was in flight at a death is suspected as far as ``blame`` says, and runs in slots of its own: fresh
+work never waits for suspects. After ``max_attempts`` the item is a dead letter and the rest flows on.
 
-One task, the committer, writes everything: the outcomes that came in and the attempts that are about to start share
-one transaction. While it waits for its turn more outcomes gather, so the busier the inbox, the larger the groups.
-A slot is free again only when the outcome is committed; hence duplicates after a crash are at most ``concurrency``.
+One task, the committer, writes all outcomes. While the file's thread commits more outcomes gather, so the busier the
+inbox, the larger the groups. An outcome is safe from the death of the process as soon as it is in the ledger, so
+neither the slot nor the next of its key waits for the commit: duplicates after a crash are what was in flight.
 """
 
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -22,17 +24,24 @@ import msgspec
 
 from everdeck.crashpoints import crash_point
 from everdeck.errors import FeedClosed, FeedError, InboxUnavailable
+from everdeck.feed.blame import WATCHED_AT_ONCE, Charge, deaths_that_convict
 from everdeck.feed.handling import Listener as Listener  # noqa: PLC0414 - also found here by those who dispatch
 from everdeck.feed.handling import retry_after_of, tell
-from everdeck.feed.inbox import Stream
+from everdeck.feed.inbox import Row, Stream
 from everdeck.feed.lanes import LaneKey, Lanes
+from everdeck.feed.ledger import End
 from everdeck.feed.policy import DEFAULT, FeedPolicy
-from everdeck.feed.records import RecordId
-from everdeck.feed.store import SQL, Transaction
+from everdeck.feed.store import SQL, Transaction, numbers
 
 DISK_RETRY_SECONDS: Final = 1.0
 ERROR_TEXT_LENGTH: Final = 2000
 LONG_TRANSACTION_SECONDS: Final = 1.0
+# How long a suspect keeps the others waiting, and when a handler no longer counts as one of those at work.
+TRIAL_SECONDS: Final = 5.0
+LONG_RUN_SECONDS: Final = 60.0
+LOOK_SECONDS: Final = 1.0
+# Outcomes in the ledger that are not committed yet; above it nothing more is handed out.
+LEDGER_RESERVE: Final = 64
 
 log = logging.getLogger("everdeck.feed")
 
@@ -47,24 +56,41 @@ class _Outcome(Enum):
 class Item:
     """One delivered thing, being worked on. Give it exactly one outcome: done, failed, set aside or handed back.
 
-    ``attempt`` counts from 1 and includes this one. Until the outcome is committed no other item of its key starts.
+    ``attempt`` counts from 1 and includes this one. Until it has an outcome no other item of its key starts.
     """
 
-    __slots__ = ("_acked", "_dispatcher", "_settled", "attempt", "id", "key", "lane", "payload", "seq", "stored_at")
+    __slots__ = (
+        "_acked",
+        "_dispatcher",
+        "_settled",
+        "after",
+        "attempt",
+        "begun_at",
+        "deeds",
+        "id",
+        "key",
+        "lane",
+        "payload",
+        "sends",
+        "seq",
+        "stored_at",
+        "told_minutes",
+        "undo",
+    )
 
-    def __init__(
-        self,
-        dispatcher: "Dispatcher",
-        lane: LaneKey,
-        seq: int,
-        row: tuple[RecordId, str | None, bytes, int, float],
-    ) -> None:
-        self.seq = seq
-        self.id, self.key, self.payload, self.attempt, self.stored_at = row
+    def __init__(self, dispatcher: "Dispatcher", lane: LaneKey, row: Row) -> None:
+        self.seq, self.id, self.key, self.payload, attempts, self.stored_at, _ = row
+        self.attempt = attempts + 1
         self._dispatcher = dispatcher
         self.lane = lane
         self._acked = dispatcher.finishes_early
         self._settled: _Settlement | None = None
+        self.begun_at: float | None = None
+        self.told_minutes = 0
+        self.deeds: list[Callable[[Any], None]] | None = None
+        self.undo: list[Callable[[], None]] | None = None
+        self.after: list[Callable[[], None]] | None = None
+        self.sends: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return f"<Item {self.id!r} of {self.stream!r}, key {self.key!r}, attempt {self.attempt}>"
@@ -89,6 +115,10 @@ class Item:
         """Its row is finished, by ``transaction()`` or because delivery is at-most-once."""
         return self._acked
 
+    def begin(self) -> None:
+        """Its handler is about to run: from now on a death of the process may be its doing."""
+        self._dispatcher.begin(self)
+
     async def done(self) -> None:
         """The handler has finished; returns when that is committed."""
         await self._settle(_Outcome.DONE)
@@ -104,6 +134,27 @@ class Item:
     async def hand_back(self) -> None:
         """Nobody will finish it in this run; the attempt is not counted."""
         await self._settle(_Outcome.HANDED_BACK)
+
+    def with_ack(
+        self,
+        deed: Callable[[Any], None],
+        *,
+        undo: Callable[[], None] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        """Write ``deed(connection)`` in the commit that finishes this item, and call ``after()`` then.
+
+        ``undo()`` is called if it is not finished now: it failed, or was handed back.
+        """
+        self.deeds = [*(self.deeds or ()), deed]
+        self.undo = [*(self.undo or ()), *(() if undo is None else (undo,))]
+        self.after = [*(self.after or ()), *(() if after is None else (after,))]
+
+    def acked_now(self) -> None:
+        """The commit that finishes it has happened."""
+        after, self.deeds, self.undo, self.after = self.after, None, None, None
+        for act in after or ():
+            act()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -130,8 +181,10 @@ class Item:
             if not self._acked:
                 connection.execute(SQL["item_done"], (self.seq,))
                 connection.execute(SQL["stream_done"], (1, self._dispatcher.stream.number))
+                self.write_deeds(connection)
                 crash_point("feed.transaction.acked")
         crash_point("feed.transaction.committed")
+        self.acked_now()
         handle.committed()
         if not self._acked:
             self._acked = True
@@ -145,7 +198,7 @@ class Item:
         self._dispatcher.step_aside(self)
 
     def settle_as_done(self) -> None:
-        """As :meth:`done`, for those who do not wait for the commit; until then it would come again."""
+        """As :meth:`done`, for those who do not wait for the commit; a crash until then finishes it all the same."""
         if self._settled is None:
             self._settled = self._dispatcher.settle(self, _Outcome.DONE, None, 0.0)
 
@@ -153,6 +206,18 @@ class Item:
         """As :meth:`hand_back`, for those who cannot wait for the commit."""
         if self._settled is None:
             self._settled = self._dispatcher.settle(self, _Outcome.HANDED_BACK, None, 0.0)
+
+    def settle_as_hung(self) -> None:
+        """It went on although it was cancelled: a failed attempt."""
+        if self._settled is None:
+            last = self.attempt >= self._dispatcher.policy.max_attempts
+            outcome = _Outcome.DEAD if last else _Outcome.RETRY
+            self._settled = self._dispatcher.settle(self, outcome, "it did not end when it was cancelled", 0.0)
+
+    def write_deeds(self, connection: Any) -> None:
+        """What was promised to :meth:`with_ack`."""
+        for deed in self.deeds or ():
+            deed(connection)
 
     async def _settle(self, outcome: _Outcome, error: str | None = None, due_in: float = 0.0) -> None:
         self._dispatcher.stream.inbox.store.refuse_inside()
@@ -194,18 +259,17 @@ class _Settlement:
                 waiter.set_exception(failure)
 
 
-@dataclass(slots=True)
-class _Want:
-    most: int
-    given: "asyncio.Future[list[Item]]"
-
-
 class Dispatcher:
     """Hands out the items of one stream and takes their outcomes.
 
     ``take`` gives items in order per key, from as many keys at once as the policy's ``concurrency`` allows, in turns.
-    ``on_event`` hears what a person should know (``dead-letter``, ``crashed``, ``raised-after-commit``,
-    ``inbox-unavailable``).
+    ``on_event`` hears what a person should know (``dead-letter``, ``crashed``, ``running-long``,
+    ``raised-after-commit``, ``inbox-unavailable``). ``on_timeout`` is told of a handler that has run for longer than
+    the
+    policy's ``handler_timeout``; whoever runs it cancels it and gives it an outcome. After ``slot_seconds`` a handler
+    no
+    longer counts towards the concurrency: others must not wait for one that hangs. ``one_at_a_time`` says that they are
+    worked on one after another, however many are taken: then a suspect waits until nobody else does.
     """
 
     def __init__(
@@ -214,21 +278,29 @@ class Dispatcher:
         policy: FeedPolicy = DEFAULT,
         *,
         on_event: Listener | None = None,
+        on_timeout: Callable[[Item], None] | None = None,
+        slot_seconds: float = LONG_RUN_SECONDS,
+        one_at_a_time: bool = False,
     ) -> None:
         self.stream = stream
         self.policy = policy
         self.finishes_early = policy.finishes_early
         self._on_event = on_event
+        self._on_timeout = on_timeout
+        self._slot_seconds = slot_seconds
+        self._one_at_a_time = one_at_a_time
         self._lanes = Lanes()
-        self._in_flight: set[Item] = set()
-        self._background: set[Item] = set()
+        self._in_flight: dict[Item, None] = {}  # in the order they were handed out
+        self._slots: set[Item] = set()
         self._settlements: list[_Settlement] = []
-        self._wants: list[_Want] = []
+        self._outcome_came = asyncio.Event()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
-        self._idle.set()
+        self._taking = asyncio.Lock()
         self._closing = False
+        self._failure: FeedError | None = None
         self._committer: asyncio.Task[None] | None = None
+        self._patience: asyncio.TimerHandle | None = None
         self._revived = False
         self._told_of_disk = False
         self._stop_hearing: Callable[[], None] = _nothing
@@ -236,93 +308,113 @@ class Dispatcher:
     # --- the life of it ---
 
     async def open(self) -> None:
-        """Take up what an earlier run left: what was in flight crashed, and may be set aside for it."""
+        """Take up what an earlier run left: what it died of is set aside."""
         if self._committer is not None:
             raise FeedError(f"the dispatcher of stream {self.stream.name!r} is already open")
-        self._lanes, self._closing, self._revived = Lanes(), False, False
+        self._lanes, self._closing, self._revived, self._failure = Lanes(), False, False, None
         self._in_flight.clear()
-        self._background.clear()
+        self._slots.clear()
+        self._outcome_came, self._idle, self._taking = asyncio.Event(), asyncio.Event(), asyncio.Lock()
         self._wake = await self.stream.listen()
         store, number = self.stream.inbox.store, self.stream.number
-        async with store.transaction() as connection:
-            running = connection.execute(SQL["items_running"], (number,)).fetchall()
-            dead: list[Any] = []
-            if len(running) == 1 and running[0][1] >= self.policy.max_attempts:
-                # It was alone, so it was the one.
-                ((seq, attempts),) = running
-                error = f"the process died during attempt {attempts}"
-                dead = connection.execute(SQL["item_crashed_out"], (store.clock(), error, seq)).fetchall()
-            crash_point("feed.recover.blamed")
-            most = self.policy.max_attempts - (len(running) > 1)
-            connection.execute(SQL["items_interrupted"], (most, number))
-            crash_point("feed.recover.counted")
-        crash_point("feed.recover.committed")
+        limits = deaths_that_convict(self.policy.max_attempts)
+        dead = await store.write(
+            lambda connection: connection.execute(SQL["items_convicted"], (store.clock(), number, *limits)).fetchall()
+        )
+        crash_point("feed.recover.convicted")
         self.stream.recount(number)
         now, wall = self._now(), store.clock()
-        for seq, key, due_at, attempts, crashes in store.each("items_waiting", number):
+        for seq, key, due_at, crashes, kills in await store.look("items_waiting", number):
             lane = self._lanes.add(seq, key)
-            if due_at > wall:
-                # A stepped wall clock must not park an item for days.
-                self._lanes.delay(lane, now + min(due_at - wall, self.policy.retry.cap_seconds))
-            if crashes and attempts >= self.policy.max_attempts - 1:
-                self._lanes.suspect(seq)
+            charge = Charge(seq, crashes, kills)
+            self._lanes.suspect(seq, charge.suspicion)
+            # A stepped wall clock must not park an item for days.
+            wait = max(min(due_at - wall, self.policy.retry.cap_seconds), charge.quiet_seconds)
+            if wait > 0:
+                self._lanes.delay(lane, now + wait)
         self._stop_hearing = store.bell.listen(self._hear_bell)
-        if running:
-            self.tell("crashed", in_flight=len(running))
-        for seq, record_id, key, attempts, error in dead:
-            self.tell("dead-letter", number=seq, id=record_id, key=key, attempts=attempts, error=error)
+        in_flight = store.crashed_with(number)
+        if in_flight:
+            self.tell("crashed", in_flight=in_flight)
+        for seq, record_id, key, attempts, crashes, error in dead:
+            facts = {"number": seq, "id": record_id, "key": key, "attempts": attempts, "error": error}
+            self.tell("dead-letter", **facts, crashes=crashes)
         self._committer = asyncio.get_running_loop().create_task(self._commit_forever(), name="feed committer")
 
-    async def take(self, most: int | None = None) -> list[Item]:
-        """Wait for work and start on it: up to ``most`` items, their attempts committed.
+    async def take(self, most: int | None = None, *, begin: bool = True) -> list[Item]:
+        """Wait for work: up to ``most`` items. With ``begin=False`` say ``item.begin()`` before its handler runs.
 
         Raises FeedClosed as soon as the dispatcher is closing.
         """
-        self._check()
-        want = _Want(most or self.policy.concurrency, asyncio.get_running_loop().create_future())
-        self._wants.append(want)
-        self._wake.set()
-        try:
-            return await want.given
-        except asyncio.CancelledError:
-            if want in self._wants:
-                self._wants.remove(want)
-            elif want.given.done() and not want.given.cancelled() and want.given.exception() is None:
-                # Handed out in the same moment: nobody will work on them, so they go back uncounted.
-                for item in want.given.result():
-                    item.settle_as_handed_back()
-            raise
+        items: list[Item] = []
+        async with self._taking:
+            while not items:
+                self._check()
+                self._wake.clear()
+                self._take_arrivals()
+                picked = self._pick(most or self.policy.concurrency)
+                if picked:
+                    items = await self._taken(picked)
+                else:
+                    await self._something_to_take()
+        if begin:
+            for item in items:
+                self.begin(item)
+        return items
+
+    def begin(self, item: Item) -> None:
+        """See :meth:`Item.begin`."""
+        if item.begun_at is None and not item.settled:
+            item.begun_at = self._now()
+            if not self.finishes_early:
+                self.stream.inbox.store.ledger.begin(item.seq)
+            if self._patience is None:
+                self._be_patient()
 
     async def drained(self) -> None:
         """Wait until nothing waits and nothing is in flight."""
-        while self.stream.waiting or self._in_flight or self._background:
+        while self.stream.waiting or self._in_flight:
             self._idle.clear()
             await self._idle.wait()
 
-    async def stop(self, grace_seconds: float = 10.0) -> int:
-        """Hand out nothing more, wait for what is in flight, hand back the rest; how many were handed back."""
+    def stopping(self) -> None:
+        """A stop has been asked for: being killed from now on is no fault of those in flight."""
         self._closing = True
-        for want in self._wants:
-            if not want.given.done():
-                want.given.set_exception(FeedClosed("the feed is closing"))
-        self._wants.clear()
+        if self._committer is not None:
+            self.stream.inbox.store.ledger.note_end(End.STOPPING)
+        self._wake.set()
+
+    async def stop(self, grace_seconds: float | None = 10.0, *, cancelled: bool = False) -> int:
+        """Hand out nothing more, wait for what is in flight, hand back the rest; how many were left.
+
+        ``cancelled`` says that the handlers were cancelled before the end of the grace: what is left then has ignored
+        it, and that is a failed attempt.
+        """
+        self.stopping()
         try:
             async with asyncio.timeout(grace_seconds):
-                while self._in_flight or self._background:
+                while self._in_flight:
                     self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
             pass
-        left = [item for item in self._in_flight | self._background if not item.settled]
+        left = [item for item in self._in_flight if not item.settled]
         for item in left:
-            item.settle_as_handed_back()
+            if cancelled and item.begun_at is not None and not item.acked:
+                item.settle_as_hung()
+            else:
+                item.settle_as_handed_back()
         self._stop_hearing()
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
         committer, self._committer = self._committer, None
         if committer is not None:
             committer.cancel()
             await asyncio.gather(committer, return_exceptions=True)
-            if self._settlements:
+            if self._settlements and self._failure is None:
                 await self._commit()
+            self.stream.inbox.store.ledger.take_back_end(End.STOPPING)
         self.stream.stop_listening()
         return len(left)
 
@@ -331,6 +423,7 @@ class Dispatcher:
     async def failed(self, item: Item, error: BaseException | str, *, for_good: bool = False) -> None:
         """Decide what a failure means for this item."""
         text = _text(error)
+        asked = None if isinstance(error, str) else retry_after_of(error)  # a 429 while answering
         if isinstance(error, InboxUnavailable) and not item.acked:
             # The disk's fault, not the item's: it costs no attempt.
             self._tell_of_disk(error)
@@ -338,39 +431,185 @@ class Dispatcher:
         elif item.acked and not self.finishes_early:
             self.tell("raised-after-commit", id=item.id, key=item.key, error=text)
             await item.done()
-        elif for_good or self.finishes_early or item.attempt >= self.policy.max_attempts:
+        elif self.policy.on_error == "log" and not for_good:
+            log.error("%r: %s; it is not tried again (on_error='log')", item, text)
+            await item.done()
+        elif for_good or self._is_last(item, error, asked):
             await item._settle(_Outcome.DEAD, text)  # noqa: SLF001 - an item and its dispatcher are one thing
         else:
-            asked = None if isinstance(error, str) else retry_after_of(error)  # a 429 while answering
             delay = self.policy.retry.delay(item.attempt, random.random()) if asked is None else asked  # noqa: S311 - jitter
             await item._settle(_Outcome.RETRY, text, delay)  # noqa: SLF001 - as above
+
+    def _is_last(self, item: Item, error: BaseException | str, asked: float | None) -> bool:
+        if self.finishes_early or item.attempt >= self.policy.max_attempts:
+            return True
+        return asked is None and not self.policy.is_worth_retrying(error)
 
     def step_aside(self, item: Item) -> None:
         """See :meth:`Item.release`."""
         if item in self._in_flight and not item.settled:
-            self._in_flight.discard(item)
-            self._background.add(item)
+            self._slots.discard(item)
             item.lane = self._lanes.step_aside(item.seq, item.lane)
             self._wake.set()
 
     def settle(self, item: Item, outcome: _Outcome, error: str | None, due_in: float) -> _Settlement:
-        """Put an outcome into the next group commit."""
+        """Note an outcome; the next group commit has it. The lane goes on at once."""
         if outcome is _Outcome.HANDED_BACK and self.finishes_early:
             # It may have begun, so it must not run again; a person can still see it and decide.
             outcome, error = _Outcome.DEAD, "cut off while in flight; at most once, so it is not tried again"
         settlement = _Settlement(item, outcome, error, due_in)
-        if item in self._in_flight or item in self._background:
-            self._settlements.append(settlement)
-            self._wake.set()
-        else:
+        if item not in self._in_flight:
             settlement.end(FeedClosed(f"{item!r}: the feed was closed; it comes again"))
+            return settlement
+        if outcome is not _Outcome.DONE:
+            for undo in reversed(item.undo or ()):
+                undo()
+        ledger = self.stream.inbox.store.ledger
+        if outcome is _Outcome.HANDED_BACK or item.acked:
+            ledger.forget(item.seq)
+        elif outcome is _Outcome.DONE and item.deeds is None:
+            ledger.finish(item.seq)  # with deeds it is finished only by the commit that has them
+        self._leave(settlement)
+        if outcome is _Outcome.HANDED_BACK:
+            settlement.end()  # nothing of it was ever written
+        else:
+            self._settlements.append(settlement)
+            self._outcome_came.set()
         return settlement
+
+    def _leave(self, settlement: _Settlement) -> None:
+        """It is no longer in flight: its slot is free and its lane goes on."""
+        item = settlement.item
+        del self._in_flight[item]
+        self._slots.discard(item)
+        match settlement.outcome:
+            case _Outcome.DONE:
+                self._lanes.acquit(item.seq)
+                self._lanes.release(item.lane)
+                self.stream.left(waiting=0, done=0 if item.acked else 1)
+            case _Outcome.DEAD:
+                self._lanes.release(item.lane)
+                if self.finishes_early:
+                    self.stream.left(waiting=0, done=-1)
+            case _Outcome.RETRY:  # its lane goes on when the attempt is committed
+                self.stream.left(waiting=-1, done=0)
+            case _Outcome.HANDED_BACK if item.acked:  # by its own transaction
+                self._lanes.release(item.lane)
+            case _Outcome.HANDED_BACK:
+                due = self._now() + settlement.due_in if settlement.due_in else None
+                self._lanes.put_back(item.seq, item.lane, due)
+                self.stream.left(waiting=-1, done=0)
+        self.stream.in_flight = len(self._in_flight)
+        self._wake.set()
+        if not self._in_flight:
+            self._idle.set()
+
+    # --- what is handed out ---
+
+    def _pick(self, most: int) -> list[tuple[int, LaneKey]]:
+        now, slots = self._now(), self._free_slots()
+        room = self.stream.inbox.store.ledger.room - LEDGER_RESERVE
+        # Suspects first, because they are few: at most a quarter of those at work, and none where one works at a time.
+        allowed = min(WATCHED_AT_ONCE, self.policy.concurrency // 4 or self.policy.concurrency - 1)
+        allowed = 0 if self._one_at_a_time else allowed - self._lanes.on_trial
+        picked = self._lanes.pick_suspects(min(most, room, allowed), now)
+        picked += self._lanes.pick(min(most - len(picked), slots, room), now)
+        if not picked and slots > 0 and room > 0 and not self._in_flight:
+            picked = self._lanes.pick_suspects(1, now)  # nobody else is there
+        return picked
+
+    async def _taken(self, picked: Sequence[tuple[int, LaneKey]]) -> list[Item]:
+        try:
+            rows = {row.seq: row for row in await self.stream.rows([seq for seq, _ in picked])}
+            if self.finishes_early:
+                await self.stream.inbox.store.write(lambda connection: self._finish_early(connection, list(rows)))
+        except BaseException as err:
+            for seq, lane in reversed(picked):
+                self._lanes.put_back(seq, lane)
+            if isinstance(err, InboxUnavailable):
+                self._tell_of_disk(err)
+                await asyncio.sleep(DISK_RETRY_SECONDS)  # noqa: TID251 - a disk tells nobody when it is back
+                return []
+            raise
+        items = []
+        for seq, lane in picked:
+            row = rows.get(seq)
+            if row is None:  # somebody else removed it
+                self._lanes.release(lane)
+                continue
+            item = Item(self, lane, row)
+            items.append(item)
+            self._in_flight[item] = None
+            if not self._lanes.is_on_trial(lane):
+                self._slots.add(item)
+        self.stream.in_flight = len(self._in_flight)
+        self.stream.left(waiting=len(picked), done=len(items) if self.finishes_early else 0)
+        return items
+
+    def _finish_early(self, connection: Any, seqs: list[int]) -> None:
+        connection.execute(SQL["items_done"], (numbers(seqs),))
+        connection.execute(SQL["stream_done"], (len(seqs), self.stream.number))
+        crash_point("feed.take.finished_early")
+
+    async def _something_to_take(self) -> None:
+        due = self._lanes.next_due()
+        try:
+            async with asyncio.timeout(max(0.0, due - self._now()) if due is not None else None):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    def _hear_bell(self) -> None:
+        self._revived = True
+        self._wake.set()
+
+    def _take_arrivals(self) -> None:
+        for seq, key in self.stream.arrivals():
+            self._lanes.add(seq, key)
+        if self._revived:
+            # Somebody asked for a dead letter to be tried again.
+            self._revived = False
+            leaving = {settlement.item.seq for settlement in self._settlements}
+            known = self._lanes.seqs() | leaving | {item.seq for item in self._in_flight}
+            for seq, key, *_ in self.stream.inbox.store.read("items_waiting", self.stream.number):
+                if seq not in known:
+                    self._lanes.revive(seq, key)
+                    self.stream.left(waiting=-1, done=0)
+
+    # --- patience ---
+
+    def _be_patient(self) -> None:
+        self._patience = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look_at_the_slow)
+
+    def _look_at_the_slow(self) -> None:
+        """Those that have run for long are the first in order: give their slots away, tell of them, end them."""
+        self._patience = None
+        now = self._now()
+        for item in list(self._in_flight):
+            if item.begun_at is None:
+                continue
+            ran = now - item.begun_at
+            if ran > TRIAL_SECONDS and self._lanes.is_on_trial(item.lane):
+                self._lanes.excuse(item.lane)
+                self._wake.set()
+            if ran > self._slot_seconds and item in self._slots:
+                self._slots.discard(item)
+                self._wake.set()
+            minutes = int(ran / LONG_RUN_SECONDS)
+            if minutes > item.told_minutes and (minutes in {1, 5, 15} or minutes % 60 == 0):
+                item.told_minutes = minutes
+                self.tell("running-long", id=item.id, key=item.key, minutes=minutes, attempt=item.attempt)
+            limit = self.policy.handler_timeout
+            if limit is not None and ran > limit and self._on_timeout is not None:
+                self._on_timeout(item)
+        if any(item.begun_at is not None for item in self._in_flight):
+            self._be_patient()
 
     # --- the committer ---
 
     async def _commit_forever(self) -> None:
         while True:
-            await self._something_to_do()
+            await self._outcome_came.wait()
             try:
                 await self._commit()
                 self._told_of_disk = False
@@ -391,166 +630,78 @@ class Dispatcher:
     def _fail(self, err: Exception) -> None:
         """An invariant is broken: nothing more is handed out or acked, and everybody who waits is told."""
         self._closing = True
-        failure = FeedError(f"the feed's committer failed: {type(err).__name__}: {err}")
+        self._failure = FeedError(f"the feed's committer failed: {type(err).__name__}: {err}")
         for settlement in self._settlements:
-            settlement.end(failure)
-        for want in self._wants:
-            if not want.given.done():
-                want.given.set_exception(failure)
-        self._wants.clear()
-
-    async def _something_to_do(self) -> None:
-        while True:
-            self._wake.clear()
-            self._take_arrivals()
-            if self._settlements or (self._wants and self._free_slots() and self._lanes.may_pick(self._now())):
-                return
-            due = self._lanes.next_due()
-            can_serve = bool(self._wants) and self._free_slots() > 0
-            await self._pause(max(0.0, due - self._now()) if due is not None and can_serve else None)
-
-    async def _pause(self, seconds: float | None) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
-
-    def _hear_bell(self) -> None:
-        self._revived = True
+            settlement.end(self._failure)
         self._wake.set()
-
-    def _take_arrivals(self) -> None:
-        for seq, key in self.stream.arrivals():
-            self._lanes.add(seq, key)
-        if self._revived:
-            # Somebody asked for a dead letter to be tried again.
-            self._revived = False
-            known = self._lanes.seqs() | {item.seq for item in self._in_flight | self._background}
-            for seq, key, *_ in self.stream.inbox.store.each("items_waiting", self.stream.number):
-                if seq not in known:
-                    self._lanes.revive(seq, key)
-                    self.stream.left(waiting=-1, done=0)
 
     async def _commit(self) -> None:
         settlements: list[_Settlement] = []
-        picked: list[tuple[int, LaneKey]] = []
+
+        def gather() -> None:
+            # Only now, with the writer's turn in hand: what gathered while we waited belongs to this group.
+            nonlocal settlements
+            settlements, self._settlements = self._settlements, []
+
+        def write(connection: Any) -> None:
+            self._write_outcomes(connection, settlements)
+            crash_point("feed.commit.outcomes_written")
+
         try:
-            async with self.stream.inbox.store.transaction() as connection:
-                # Only now, with the writer's turn in hand: what gathered while we waited belongs to this group.
-                settlements, self._settlements = self._settlements, []
-                self._write_outcomes(connection, settlements)
-                crash_point("feed.commit.outcomes_written")
-                wanted = sum(want.most for want in self._wants)
-                leaving = sum(settlement.item in self._in_flight for settlement in settlements)
-                picked = self._lanes.pick(min(wanted, self._free_slots() + leaving), self._now())
-                items = self._write_attempts(connection, picked)
-                crash_point("feed.commit.attempts_written")
+            await self.stream.inbox.store.write(write, first=gather)
         except BaseException:
             self._settlements[:0] = settlements
-            for seq, lane in reversed(picked):
-                self._lanes.put_back(seq, lane)
             raise
         crash_point("feed.commit.committed")
+        if not self._settlements:
+            self._outcome_came.clear()
+        ledger = self.stream.inbox.store.ledger
         for settlement in settlements:
-            self._leave(settlement)
-        self._hand_out(items, picked)
-        if not self._in_flight and not self._background:
-            self._idle.set()
+            item = settlement.item
+            ledger.forget(item.seq)
+            if settlement.outcome is _Outcome.DONE:
+                item.acked_now()
+            settlement.end()
+            if settlement.outcome is _Outcome.RETRY:
+                self._lanes.put_back(item.seq, item.lane, self._now() + settlement.due_in)
+            if settlement.outcome is _Outcome.DEAD:
+                facts = {"number": item.seq, "id": item.id, "key": item.key, "attempts": item.attempt}
+                self.tell("dead-letter", **facts, error=settlement.error)
+                self.stream.activity.set()
+        self._wake.set()
 
     def _write_outcomes(self, connection: Any, settlements: Sequence[_Settlement]) -> None:
         done = [one.item.seq for one in settlements if one.outcome is _Outcome.DONE and not one.item.acked]
         if done:
-            connection.execute(SQL["items_done"], (_numbers(done),))
+            connection.execute(SQL["items_done"], (numbers(done),))
             connection.execute(SQL["stream_done"], (len(done), self.stream.number))
         for settlement in settlements:
-            if settlement.outcome is not _Outcome.DONE:
+            if settlement.outcome is _Outcome.DONE:
+                settlement.item.write_deeds(connection)
+            else:
                 self._write_unfinished(connection, settlement)
 
     def _write_unfinished(self, connection: Any, settlement: _Settlement) -> None:
         item, now = settlement.item, self.stream.inbox.store.clock()
         match settlement.outcome:
             case _Outcome.RETRY:
-                connection.execute(SQL["item_retry"], (now + settlement.due_in, settlement.error, item.seq))
-            case _Outcome.HANDED_BACK:
-                connection.execute(SQL["item_hand_back"], (now + settlement.due_in, item.seq))
+                row = (now + settlement.due_in, settlement.error, item.attempt, item.seq)
+                connection.execute(SQL["item_retry_later"], row)
             case _Outcome.DEAD if self.finishes_early:
-                row = (item.seq, self.stream.number, item.id, item.key, item.payload, item.stored_at)
-                connection.execute(SQL["item_add_dead"], (*row, item.attempt, settlement.error, now))
+                early = (item.seq, self.stream.number, item.id, item.key, item.payload, item.stored_at)
+                connection.execute(SQL["item_add_dead"], (*early, item.attempt, settlement.error, now))
                 connection.execute(SQL["stream_done"], (-1, self.stream.number))
             case _Outcome.DEAD:
-                connection.execute(SQL["item_dead"], (settlement.error, now, item.seq))
-
-    def _write_attempts(self, connection: Any, picked: Sequence[tuple[int, LaneKey]]) -> list[Item]:
-        if not picked:
-            return []
-        numbers = _numbers(seq for seq, _ in picked)
-        rows = {row[0]: row[1:] for row in connection.execute(SQL["items_take"], (numbers,))}
-        items = [Item(self, lane, seq, rows[seq]) for seq, lane in picked if seq in rows]
-        if self.finishes_early:
-            connection.execute(SQL["items_done"], (numbers,))
-            connection.execute(SQL["stream_done"], (len(items), self.stream.number))
-        else:
-            connection.execute(SQL["items_taken"], (numbers,))
-        return items
-
-    def _leave(self, settlement: _Settlement) -> None:
-        item = settlement.item
-        self._in_flight.discard(item)
-        self._background.discard(item)
-        match settlement.outcome:
-            case _Outcome.DONE:
-                self._lanes.release(item.lane)
-                self.stream.left(waiting=0, done=0 if item.acked else 1)
-            case _Outcome.DEAD:
-                self._lanes.release(item.lane)
-                if self.finishes_early:
-                    self.stream.left(waiting=0, done=-1)
-                self.tell(
-                    "dead-letter",
-                    number=item.seq,
-                    id=item.id,
-                    key=item.key,
-                    attempts=item.attempt,
-                    error=settlement.error,
-                )
-            case _Outcome.RETRY:
-                self._lanes.put_back(item.seq, item.lane, self._now() + settlement.due_in)
-                self.stream.left(waiting=-1, done=0)
-            case _Outcome.HANDED_BACK if item.acked:  # by its own transaction
-                self._lanes.release(item.lane)
-            case _Outcome.HANDED_BACK:
-                due = self._now() + settlement.due_in if settlement.due_in else None
-                self._lanes.put_back(item.seq, item.lane, due)
-                self.stream.left(waiting=-1, done=0)
-        settlement.end()
-
-    def _hand_out(self, items: list[Item], picked: Sequence[tuple[int, LaneKey]]) -> None:
-        if len(items) < len(picked):
-            taken = {item.seq for item in items}
-            for seq, lane in picked:
-                if seq not in taken:  # its row is gone: somebody else removed it
-                    self._lanes.release(lane)
-        self._in_flight.update(items)
-        self.stream.left(waiting=len(picked), done=len(items) if self.finishes_early else 0)
-        waiting = iter(items)
-        left = len(items)
-        while left and self._wants:
-            want = self._wants.pop(0)
-            if want.given.cancelled():
-                continue
-            share = [next(waiting) for _ in range(min(want.most, left))]
-            left -= len(share)
-            want.given.set_result(share)
-        for item in waiting:  # those who wanted it were cancelled meanwhile
-            item.settle_as_handed_back()
+                connection.execute(SQL["item_set_aside"], (settlement.error, now, item.attempt, item.seq))
 
     # --- small facts ---
 
     def _free_slots(self) -> int:
-        return self.policy.concurrency - len(self._in_flight)
+        return self.policy.concurrency - len(self._slots)
 
     def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         if self._closing or self._committer is None:
             raise FeedClosed(f"the feed of stream {self.stream.name!r} is closing")
 
@@ -561,11 +712,6 @@ class Dispatcher:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
-
-
-def _numbers(seqs: Iterable[int]) -> str:
-    """As json_each reads them: one statement for a group costs a third of one statement for each."""
-    return f"[{','.join(map(str, seqs))}]"
 
 
 def _nothing() -> None:

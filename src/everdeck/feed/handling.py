@@ -25,6 +25,12 @@ async def call(handler: Callable[[Any], Awaitable[object] | object], item: objec
         await result
 
 
+async def answer_of(handler: Callable[[Any], Awaitable[object] | object], item: object) -> object:
+    """As :func:`call`, with what it returned."""
+    result = handler(item)
+    return await result if inspect.isawaitable(result) else result
+
+
 def keyed(record: Record, key: KeyOf) -> Record:
     """The record with the key that the user's function gives it, from its JSON value.
 

@@ -207,6 +207,7 @@ class Inbox:
         if forgettable:
             connection.execute(SQL["seen_forget"], (numbers(forgettable),))
             crash_point("feed.housekeeping.forgotten")
+        connection.execute(SQL["outbox_kept_expire"], (newest,))
         if self.keep_days != inf:
             for expired in ("dead_expire", "outbox_dead_expire"):
                 connection.execute(SQL[expired], (now - self.keep_days * 86_400,))
@@ -327,13 +328,21 @@ class Stream:
         return Stored(len(written.fresh), len(records) - len(written.fresh), restarted)
 
     def _write_batch(
-        self, connection: "sqlite3.Connection", row: "_Row", records: Sequence[Record], cursor: Cursor, *, by_digest: bool
+        self,
+        connection: "sqlite3.Connection",
+        row: "_Row",
+        records: Sequence[Record],
+        cursor: Cursor,
+        *,
+        by_digest: bool,
     ) -> "_Written":
         store = self.inbox.store
         fresh, epoch = self._sorted_out(connection, records, row, by_digest=by_digest)
         seqs, now = store.next_seqs(len(fresh)), store.clock()
         if fresh:
-            ids = [(seq, new.record.id, new.epoch, new.digest is not None) for seq, new in zip(seqs, fresh, strict=True)]
+            ids = [
+                (seq, new.record.id, new.epoch, new.digest is not None) for seq, new in zip(seqs, fresh, strict=True)
+            ]
             digests = b"".join(new.digest or bytes(8) for new in fresh)
             connection.execute(SQL["seen_add"], (_json(ids), digests, row.id, now))
             crash_point("feed.store.ids_written")
@@ -374,7 +383,9 @@ class Stream:
         self._at_hand_bytes -= sum(len(row.payload) for row in found)
         if len(found) < len(seqs):
             known = {row.seq for row in found}
-            ((elsewhere,),) = await self.inbox.store.look("items_take", numbers(seq for seq in seqs if seq not in known))
+            ((elsewhere,),) = await self.inbox.store.look(
+                "items_take", numbers(seq for seq in seqs if seq not in known)
+            )
             found += [
                 Row(seq, record_id, key, bytes.fromhex(payload), attempts, stored_at, charges)
                 for seq, record_id, key, payload, attempts, stored_at, charges in msgspec.json.decode(elsewhere)
@@ -480,6 +491,8 @@ class Stream:
             ids = msgspec.json.encode([record.id for record in records]).decode()
         except (AttributeError, TypeError) as err:
             raise SourceError(f"stream {self.name!r}: a batch is Records whose ids are whole numbers or texts") from err
+        if not all(isinstance(record.payload, bytes) for record in records):
+            raise SourceError(f"stream {self.name!r}: the payload of a Record is bytes")
         known: dict[RecordId, dict[bytes | None, int]] = {}
         for known_id, known_epoch, known_digest in connection.execute(SQL["seen"], (row.id, ids)):
             known.setdefault(known_id, {})[known_digest] = known_epoch

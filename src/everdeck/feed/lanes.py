@@ -77,7 +77,7 @@ class Lanes:
         while self._suspect_turns and len(picked) < most and self._may_try(self._suspect_turns[0]):
             lane = self._suspect_turns.popleft()
             seq = self._start(lane)
-            self._on_trial[lane] = self._suspects[seq]
+            self._on_trial[lane] = self._suspects.get(seq, Suspicion.WATCHED)
             picked.append((seq, lane))
         return picked
 
@@ -94,6 +94,11 @@ class Lanes:
     def excuse(self, lane: LaneKey) -> None:
         """It has been on trial for long enough: the next suspect may be tried, while it goes on."""
         self._on_trial.pop(lane, None)
+
+    @property
+    def on_trial(self) -> int:
+        """How many suspects are being tried."""
+        return len(self._on_trial)
 
     def is_on_trial(self, lane: LaneKey) -> bool:
         """Is the item in flight there in a slot for suspects?"""
@@ -125,10 +130,7 @@ class Lanes:
     def put_back(self, seq: int, lane: LaneKey, due: float | None = None) -> None:
         """The item in flight is not finished: it is first in its lane again, not before ``due``."""
         self._free(lane)
-        waiting = lane in self._queued and lane in self._turns  # it had stepped aside, and others went on
         self._queued.setdefault(lane, []).insert(0, seq)
-        if waiting:
-            self._turns.remove(lane)
         if due is None:
             self._turns.appendleft(lane)
         else:

@@ -1,12 +1,14 @@
 """What a process can still say when it ends itself, and what the kernel tells of it afterwards.
 
 A death from outside (``kill -9``) and a death by one's own hand look the same to the next start, unless the dying
-process leaves word. Three kinds can: a fatal signal (SIGSEGV, SIGABRT, …) is written down by Python's faulthandler, with
+process leaves word. Three kinds can: a fatal signal (SIGSEGV, SIGABRT, …) is written down by Python's faulthandler,
+with
 the place in the code; ``os._exit`` and ``os.abort`` are ours for as long as an inbox is open, and name the item whose
 handler called them; an ``exec`` by a handler (a bot that restarts itself) finishes that handler's item. A kill by the
 out-of-memory killer is counted by the kernel.
 
-A program that has enabled faulthandler itself keeps it; then its crashes are explained by the deck's word or not at all.
+A program that has enabled faulthandler itself keeps it; then its crashes are explained by the deck's word or not at
+all.
 """
 
 import faulthandler

@@ -14,7 +14,7 @@ Behind the mapped part the same file takes the last words of a process that ends
 import mmap
 import os
 from dataclasses import dataclass
-from enum import IntFlag
+from enum import IntEnum, IntFlag
 from typing import Final
 
 _WORDS: Final = 8192
@@ -26,7 +26,7 @@ _LAST_WORDS_LENGTH: Final = 16_000
 SLOTS: Final = _WORDS - _HEADER
 
 
-class Mark(IntFlag):
+class Mark(IntEnum):
     """What is known of an item: its handler runs; it has finished; it ended the process, or would not end."""
 
     RUNNING = 1
@@ -49,7 +49,7 @@ class LastRun:
     running: frozenset[int] = frozenset()
     done: frozenset[int] = frozenset()
     guilty: frozenset[int] = frozenset()
-    end: End = End(0)
+    end: End | int = 0
     cookie: int = 0
     oom_kills: int = 0
     last_words: str = ""

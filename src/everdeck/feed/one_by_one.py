@@ -24,8 +24,8 @@ from everdeck.feed.reporting import Reporter
 from everdeck.feed.store import wall_clock
 
 RECENT_IDS: Final = 1000
-# As for the inbox's pump: the same offset asked twice within 3 s is served worse each time.
-SOURCE_RETRY: Final = Retry(seconds=3.0, cap_seconds=60.0)
+# As for the inbox's pump. A short cap: whoever writes to a bot notices ten seconds of silence, not nine polls a minute.
+SOURCE_RETRY: Final = Retry(seconds=1.0, cap_seconds=10.0)
 
 
 class PlainItem:

@@ -6,11 +6,17 @@ retry. That a message is about to be sent is synced before it is sent, so a powe
 already kept. A crash between sending and noting it sends the message again: the other side cannot tell us what it has
 seen.
 
-An error with ``retry_after`` (Telegram's 429) makes that key wait so long and costs no attempt. After ``max_attempts``
-the message is a dead letter and the key flows on; after an error with a true ``permanent`` it is one at once.
+What the other side allows is kept before it has to say so (``limits``). An error with ``retry_after`` (Telegram's 429)
+makes that key wait so long, or everybody if two keys are told so at once, and costs no attempt. An error that can never
+work (a 400, a 403), and any error after ``max_attempts``, makes the message a dead letter and the key flows on.
+
+A polite stop takes nothing new and waits for what is on the wire: it sends nothing twice. After ``kill -9`` at most
+what was on the wire at that moment is sent again; with ``delivery="at-most-once"`` it is set aside instead.
 """
 
 import asyncio
+import contextlib
+import hashlib
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,15 +28,18 @@ import msgspec
 from everdeck.child import emit
 from everdeck.crashpoints import crash_point
 from everdeck.errors import FeedError, InboxUnavailable
-from everdeck.feed.dispatcher import ERROR_TEXT_LENGTH
-from everdeck.feed.handling import Listener, call, retry_after_of, tell
+from everdeck.feed.dispatcher import ERROR_TEXT_LENGTH, Item
+from everdeck.feed.handling import Listener, answer_of, retry_after_of, tell
 from everdeck.feed.inbox import Inbox
 from everdeck.feed.lanes import LaneKey, Lanes
+from everdeck.feed.pace import Limits, Pace
 from everdeck.feed.policy import OUTBOX, FeedPolicy, Retry
+from everdeck.feed.records import Delivery
 from everdeck.feed.store import SQL, Transaction
 
 DISK_RETRY_SECONDS: Final = 1.0
 LONGEST_WAIT_SECONDS: Final = 24 * 3600.0
+_DEAD, _KEPT = 2, 3  # see schema.sql and version_2.sql
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +81,18 @@ class Outbox:
         *,
         max_attempts: int = OUTBOX.max_attempts,
         retry: Retry | None = None,
+        delivery: Delivery = OUTBOX.delivery,
+        limits: Limits | None = None,
+        grace_seconds: float = OUTBOX.grace_seconds,
         on_event: Listener | None = None,
     ) -> None:
         self.inbox = inbox
         self.name = name
-        self._policy = FeedPolicy(max_attempts, retry=retry or OUTBOX.retry)
+        self._policy = FeedPolicy(
+            max_attempts, retry=retry or OUTBOX.retry, delivery=delivery, grace_seconds=grace_seconds
+        )
+        self._pace = Pace(limits or Limits())
+        self._waiters: dict[int, list[asyncio.Future[bytes | None]]] = {}
         self._on_event = on_event
         self._lanes = Lanes()
         self._loaded = False
@@ -98,24 +114,90 @@ class Outbox:
         async with self.inbox.transaction() as db:
             return self.put(db, value, key=key)
 
+    async def send(self, value: Any, *, key: str | None = None, item: Item | None = None) -> bytes | None:
+        """Promise a message, and wait until it is sent: the answer is what ``run``'s function returned, if bytes.
+
+        With ``item`` it is part of the work on that item: when an attempt is repeated, the same message is not sent
+        again and has the same answer. What the sender raised in the end is raised here too.
+        """
+        payload = value if isinstance(value, bytes) else msgspec.json.encode(value)
+        mark: str | None = None
+        number: int | None = None
+        if item is not None:
+            digest = hashlib.blake2b(payload, digest_size=12).hexdigest()
+            item.sends[digest] += 1
+            mark = f"{item.sends[digest]}:{digest}"
+            if item.sends.total() == 1:
+                item.with_ack(lambda connection: _execute(connection, "outbox_item_done", item.seq))
+            for seq, state, result in self.inbox.store.read("outbox_found", self.name, item.seq, mark):
+                if state == _KEPT:
+                    return bytes(result) if result is not None else None
+                if state < _DEAD:
+                    number = seq
+        if number is None:
+            of = None if item is None else item.seq
+            promised = await self.inbox.store.write(
+                lambda connection: self._put_for(connection, key, payload, of, mark)
+            )
+            crash_point("feed.outbox.promised")
+            waiter = self._wait_for(promised)
+            self._arrived(promised, key)
+        else:
+            waiter = self._wait_for(number)
+        return await waiter
+
+    def _put_for(self, connection: Any, key: str | None, payload: bytes, item: int | None, mark: str | None) -> int:
+        row = (self.name, key, payload, self.inbox.store.clock(), item, mark)
+        return int(connection.execute(SQL["outbox_put_for"], row).lastrowid or 0)
+
+    def _wait_for(self, number: int) -> "asyncio.Future[bytes | None]":
+        waiter: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(number, []).append(waiter)
+        return waiter
+
     async def run(
         self, send: Callable[[Message], Awaitable[object] | object], *, concurrency: int = OUTBOX.concurrency
     ) -> None:
-        """Send what was promised, until cancelled. ``send(message)`` returns when it was sent and raises otherwise."""
+        """Send what was promised, until cancelled. ``send(message)`` returns when it was sent and raises otherwise.
+
+        When cancelled it takes nothing new and waits for what is on the wire, for ``grace_seconds`` at most.
+        """
         if self._loaded:
             raise FeedError(f"outbox {self.name!r} is already being sent")
         await self.inbox.open()
         leave = self.inbox.store.bell.listen(self._hear_bell)
         try:
             await self._load()
-            async with asyncio.TaskGroup() as group:
+            sending: set[asyncio.Task[None]] = set()
+            try:
                 while True:
                     for number, lane in await self._next(concurrency):
-                        group.create_task(self._deliver(send, number, lane))
+                        task = asyncio.get_running_loop().create_task(self._deliver(send, number, lane))
+                        sending.add(task)
+                        task.add_done_callback(sending.discard)
+            finally:
+                await self._off_the_wire(sending)
         finally:
             leave()
             self._loaded = False
             await self.inbox.close()
+
+    async def _off_the_wire(self, sending: "set[asyncio.Task[None]]") -> None:
+        """Wait for those that are being sent; what the other side may have got must be noted."""
+        deadline = asyncio.get_running_loop().time() + self._policy.grace_seconds
+        while sending and asyncio.get_running_loop().time() < deadline:
+            left = deadline - asyncio.get_running_loop().time()
+            # Cancelled a second time it still waits: the grace is short, and a message sent twice stays sent twice.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait(list(sending), timeout=left)
+        for task in list(sending):
+            task.cancel()
+        if sending:
+            await asyncio.gather(*sending, return_exceptions=True)
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                waiter.cancel()
+        self._waiters.clear()
 
     async def sent(self) -> None:
         """Wait until nothing is left to send (dead letters do not count)."""
@@ -139,6 +221,8 @@ class Outbox:
     async def _load(self) -> None:
         store, loop = self.inbox.store, asyncio.get_running_loop()
         self._lanes = Lanes()
+        if self._policy.finishes_early:
+            await store.write(lambda connection: _execute(connection, "outbox_interrupted", store.clock(), self.name))
         for number, key, due_at in await self._committed():
             lane = self._lanes.add(number, key)
             if due_at > store.clock():
@@ -162,15 +246,34 @@ class Outbox:
             changed = self._event()
             changed.clear()
             await self._look_for_revived()
-            picked = self._lanes.pick(concurrency - self._lanes.in_flight, loop.time())
-            if picked:
-                return picked
+            now = loop.time()
+            wait = self._pace.wait_of_all(now)
+            if wait <= 0:
+                picked = self._within_pace(self._lanes.pick(min(1, concurrency - self._lanes.in_flight), now), now)
+                if picked:
+                    return picked
+                if self._lanes.may_pick(now) and self._lanes.in_flight < concurrency:
+                    continue  # that one has to wait; the next may go
             due = self._lanes.next_due()
+            waits = [one for one in (wait or None, None if due is None else max(0.0, due - now)) if one is not None]
             try:
-                async with asyncio.timeout(None if due is None else max(0.0, due - loop.time())):
+                async with asyncio.timeout(min(waits, default=None)):
                     await changed.wait()
             except TimeoutError:
                 pass
+
+    def _within_pace(self, picked: list[tuple[int, LaneKey]], now: float) -> list[tuple[int, LaneKey]]:
+        """Those that may go out now; the others wait in their lanes."""
+        going = []
+        for number, lane in picked:
+            key = lane if isinstance(lane, str) else None
+            wait = self._pace.wait_of(key, now)
+            if wait > 0:
+                self._lanes.put_back(number, lane, now + wait)
+            else:
+                self._pace.sent(key, now)
+                going.append((number, lane))
+        return going
 
     def _event(self) -> asyncio.Event:
         """The event of this loop: one that was waited for belongs to its loop, and an outbox may outlive it."""
@@ -212,42 +315,63 @@ class Outbox:
     async def _try(self, send: Callable[[Message], Awaitable[object] | object], number: int) -> float | None:
         """Send one message; the answer is how long it has to wait for another try, or None if it is settled."""
         store = self.inbox.store
-        async with store.transaction(durable=True) as connection:
-            row = connection.execute(SQL["outbox_sending"], (number,)).fetchone()
+        row = await store.write(
+            lambda connection: connection.execute(SQL["outbox_sending"], (number,)).fetchone(), durable=True
+        )
         if row is None:
             return None
         crash_point("feed.outbox.sending")
         message = Message(number, *row)
         try:
-            await call(send, message)
+            answer = await answer_of(send, message)
         except Exception as err:  # noqa: BLE001 - the user's sender
             return await self._not_sent(message, err)
         crash_point("feed.outbox.sent")
-        async with store.transaction() as connection:
-            connection.execute(SQL["outbox_sent"], (number,))
+        result = answer if isinstance(answer, bytes) else None
+        if self._is_of_an_item(number):
+            await store.write(lambda connection: _execute(connection, "outbox_kept", result, store.clock(), number))
+        else:
+            await store.write(lambda connection: _execute(connection, "outbox_sent", number))
         crash_point("feed.outbox.noted")
+        for waiter in self._waiters.pop(number, ()):  # only now: somebody may have come while it was written
+            if not waiter.done():
+                waiter.set_result(result)
         return None
 
+    def _is_of_an_item(self, number: int) -> bool:
+        return bool(self.inbox.store.read("outbox_item_of", number))
+
     async def _not_sent(self, message: Message, err: Exception) -> float | None:
-        store = self.inbox.store
+        store, number = self.inbox.store, message.number
         error = f"{type(err).__name__}: {err}"[:ERROR_TEXT_LENGTH]
-        asked = retry_after_of(err)
-        if getattr(err, "permanent", False) or (asked is None and message.attempt >= self._policy.max_attempts):
-            async with store.transaction() as connection:
-                connection.execute(SQL["outbox_dead"], (error, store.clock(), message.number))
-            facts = {"number": message.number, "key": message.key, "attempts": message.attempt, "error": error}
+        asked = None if getattr(err, "permanent", False) else retry_after_of(err)
+        if asked is None and (message.attempt >= self._policy.max_attempts or not self._policy.is_worth_retrying(err)):
+            if any(not waiter.done() for waiter in self._waiters.get(number, ())):
+                # Whoever waits is told, as if he had sent it himself.
+                await store.write(lambda connection: _execute(connection, "outbox_sent", number))
+                for waiter in self._waiters.pop(number, ()):
+                    if not waiter.done():
+                        waiter.set_exception(err)
+                return None
+            await store.write(lambda connection: _execute(connection, "outbox_dead", error, store.clock(), number))
+            facts = {"number": number, "key": message.key, "attempts": message.attempt, "error": error}
             self._tell("unsent", **facts)
             return None
         # Being asked to wait is not the message's fault, so it costs no attempt.
         delay = asked if asked is not None else self._policy.retry.delay(message.attempt, random.random())  # noqa: S311 - jitter
-        async with store.transaction() as connection:
-            given_back = int(asked is not None)
-            connection.execute(SQL["outbox_retry"], (store.clock() + delay, error, given_back, message.number))
+        if asked is not None:
+            self._pace.refused(message.key, asked, asyncio.get_running_loop().time())
+        due = (store.clock() + delay, error, int(asked is not None), number)
+        await store.write(lambda connection: _execute(connection, "outbox_retry", *due))
         return delay
 
     def _tell(self, what: str, **facts: object) -> None:
         tell(self._on_event, self.name, what, facts)
         emit({"feed": self.name, "what": what, **facts})
+
+
+def _execute(connection: Any, query: str, *parameters: Any) -> None:
+    connection.execute(SQL[query], parameters)
 
 
 def unsent_messages(

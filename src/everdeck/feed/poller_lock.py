@@ -8,9 +8,13 @@ A 409 that comes all the same is somebody the lock cannot see: another user, ano
 use Everdeck. :func:`local_suspects` looks for the ones on this machine.
 """
 
+import contextlib
 import hashlib
+import os
+import socket
+import weakref
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Literal, Self, TypeAlias
 
 import msgspec
 import psutil
@@ -20,13 +24,15 @@ from everdeck.errors import PollerConflict
 
 _NAME_LENGTH: Final = 32
 _COMMAND_LENGTH: Final = 200
+By: TypeAlias = Literal["lock", "command", "environment", "connection"]
 
 
 class Suspect(msgspec.Struct, frozen=True):
-    """A process on this machine that may be polling with the token."""
+    """A process on this machine that may be polling with the token, and what points to it."""
 
     pid: int
     command: str
+    by: By = "command"
 
 
 class PollerLock:
@@ -36,8 +42,7 @@ class PollerLock:
     """
 
     def __init__(self, token: str) -> None:
-        # A slow hash is not needed: a bot token has more than 200 random bits, it cannot be guessed from this.
-        self._name = f"poller-{hashlib.sha256(token.encode()).hexdigest()[:_NAME_LENGTH]}"
+        self._name = _name_of(token)
         self._held: Singleton | None = None
 
     def acquire(self) -> Self:
@@ -48,6 +53,7 @@ class PollerLock:
             pid = Singleton.holder(self._name)
             who = "another process" if pid is None else f"pid {pid} ({_command(pid, hide='')})"
             raise PollerConflict(f"this token is already polled by {who}; stop it first, two pollers lose messages")
+        _HELD.add(self)
         return self
 
     def release(self) -> None:
@@ -55,6 +61,7 @@ class PollerLock:
         if self._held is not None:
             self._held.release()
             self._held = None
+        _HELD.discard(self)
 
     def __enter__(self) -> Self:
         return self.acquire()
@@ -65,24 +72,69 @@ class PollerLock:
         self.release()
 
 
-def local_suspects(token: str) -> list[Suspect]:
-    """Processes on this machine, beside this one, that carry the token in their command line or environment.
+def local_suspects(token: str, server: str | None = None) -> list[Suspect]:
+    """Processes on this machine, beside this one, that may be polling with the token; how each was found is told.
 
-    Looks only where this user may look. The token is cut out of what is shown.
+    By the lock of this token; by the token in a command line or environment; and, with ``server`` (``host:port`` of the
+    API), by an open connection to it: a token may come from a file. Looks only where this user may look. The token is
+    cut out of what is shown.
     """
-    own = {psutil.Process().pid, *(parent.pid for parent in psutil.Process().parents())}
+    me = psutil.Process()
+    own = {me.pid, *(parent.pid for parent in me.parents())}
+    holder = Singleton.holder(_name_of(token))
+    addresses = _addresses(server)
     found: list[Suspect] = []
     for process in psutil.process_iter():
         if process.pid in own:
             continue
-        try:
-            carries = any(token in argument for argument in process.cmdline())
-            carries = carries or any(token in value for value in process.environ().values())
-        except (psutil.Error, OSError):
-            continue
-        if carries:
-            found.append(Suspect(process.pid, _command(process.pid, hide=token)))
-    return found
+        by = _evidence(process, token, addresses, holder)
+        if by is not None:
+            found.append(Suspect(process.pid, _command(process.pid, hide=token), by))
+    # Who merely talks to the same server may be another bot: named only if nobody is more suspicious.
+    sure = [suspect for suspect in found if suspect.by != "connection"]
+    return sure or found
+
+
+def _evidence(process: psutil.Process, token: str, addresses: set[tuple[str, int]], holder: int | None) -> By | None:
+    if process.pid == holder:
+        return "lock"
+    with contextlib.suppress(psutil.Error, OSError):
+        if any(token in argument for argument in process.cmdline()):
+            return "command"
+        if any(token in value for value in process.environ().values()):
+            return "environment"
+    with contextlib.suppress(psutil.Error, OSError):
+        if addresses and any(
+            connection.raddr and (connection.raddr.ip, connection.raddr.port) in addresses
+            for connection in process.net_connections("inet")
+        ):
+            return "connection"
+    return None
+
+
+def _addresses(server: str | None) -> set[tuple[str, int]]:
+    host, _, port = (server or "").rpartition(":")
+    if not host or not port.isdigit():
+        return set()
+    try:
+        return {(str(info[4][0]), int(port)) for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)}
+    except OSError:
+        return set()
+
+
+def _name_of(token: str) -> str:
+    # A slow hash is not needed: a bot token has more than 200 random bits, it cannot be guessed from this.
+    return f"poller-{hashlib.sha256(token.encode()).hexdigest()[:_NAME_LENGTH]}"
+
+
+def _after_fork() -> None:
+    for lock in list(_HELD):
+        lock.release()
+
+
+# A forked child (ProcessPoolExecutor) would keep the lock of a parent that was killed.
+_HELD: Final[weakref.WeakSet[PollerLock]] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _command(pid: int, hide: str) -> str:

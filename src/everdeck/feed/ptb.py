@@ -8,74 +8,151 @@ that are marked below:
 * a subclass of the application (``builder.application_class``) hands in a wrapping update processor, keeps track of
   the tasks of ``block=False`` handlers, and waits for work in ``stop()``;
 * a subclass of ``Updater`` opens the inbox in ``start_polling`` and polls with a *tap*: the bot, but for one method;
-* an error handler, the first of all, notices errors that nobody else handles: the library only logs those.
+* an error handler, the first of all, notices errors that nobody else handles: the library only logs those;
+* for a webhook the updater's queue is ours: what is put there is stored before Telegram hears 200;
+* with ``outbox=True`` a rate limiter of ours (the library's hook for that) takes what handlers send.
 
 Works with python-telegram-bot 21.0 and later (tested with 21.0 and 22.8).
 """
 
 import asyncio
+import io
 import logging
+import pickle
 from datetime import timedelta
 from os import PathLike
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from telegram import Update
-from telegram.error import Conflict
-from telegram.ext import Application, BaseUpdateProcessor, ExtBot, PicklePersistence, Updater
+from telegram.error import BadRequest, Conflict, Forbidden, RetryAfter, TelegramError, TimedOut
+from telegram.ext import (
+    Application,
+    ApplicationBuilder,
+    BasePersistence,
+    BaseRateLimiter,
+    BaseUpdateProcessor,
+    ExtBot,
+    PersistenceInput,
+    PicklePersistence,
+    Updater,
+)
+from telegram.ext._picklepersistence import _BotPickler, _BotUnpickler
+from telegram.request import RequestData
+from telegram.request._requestparameter import RequestParameter
 
-from everdeck.feed.botapi import Asked, Handout, Order, Polling, current_item, settled, working_on
-from everdeck.feed.dispatcher import Item, Listener
-from everdeck.feed.policy import DEFAULT, FeedPolicy, Retry
+from everdeck.errors import FeedError, SpecError
+from everdeck.feed.botapi import (
+    MOST_AT_ONCE,
+    Asked,
+    Handout,
+    Order,
+    Polling,
+    current_item,
+    settled,
+    was_ours,
+    working_on,
+)
+from everdeck.feed.dispatcher import LONG_RUN_SECONDS, Item, Listener
+from everdeck.feed.inbox import KEEP_DAYS
+from everdeck.feed.memory import Memory
+from everdeck.feed.outbox import Message, Outbox
+from everdeck.feed.pace import TELEGRAM
+from everdeck.feed.policy import DEFAULT, FeedPolicy, OnError, Retry, RetryOn, permanent
 from everdeck.feed.records import Delivery, FirstRun
 
-__all__ = ["current_item", "durable_application"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Persistence", "current_item", "durable_application"]
 
 # The name that Application.process_update gives to the task of a handler with block=False. Tasks that users start
 # themselves are theirs: one that runs for ever must not keep its update from being finished.
 _NON_BLOCKING: Final = ":process_update_non_blocking:"
+# What waits in the library's queue has not begun: a stop hands it back, a crash is not held against it.
+AHEAD: Final = 64
 
 log = logging.getLogger("everdeck.feed")
+permanent(BadRequest, Forbidden)
 
 
 def durable_application(
     builder: Any,
     path: str | PathLike[str],
     *,
-    first_run: FirstRun = "skip",
+    first_run: FirstRun = "take",
     max_attempts: int = DEFAULT.max_attempts,
     retry: Retry | None = None,
-    grace_seconds: float = DEFAULT.grace_seconds,
+    retry_on: RetryOn | None = DEFAULT.retry_on,
+    on_error: OnError = DEFAULT.on_error,
+    handler_timeout: float | None = DEFAULT.handler_timeout,
+    grace_seconds: float | None = None,
     order: Order = "chat",
     delivery: Delivery = DEFAULT.delivery,
     persist_before_ack: bool = True,
+    outbox: bool = False,
+    keep_days: float = KEEP_DAYS,
     on_event: Listener | None = None,
 ) -> "Application[Any, Any, Any, Any, Any, Any]":
-    """Build the application so that its polling loses nothing; use it instead of ``builder.build()``.
+    """Build the application so that it loses nothing, by polling or by webhook; instead of ``builder.build()``.
 
     ``path`` is the inbox (SQLite). ``first_run`` says what happens to updates that were waiting before the inbox
-    existed: ``"skip"`` or ``"take"`` them. ``concurrent_updates`` of the builder keeps its meaning; with it,
-    ``order="chat"`` runs the updates of one chat one after another and ``"none"`` lets them run together. A handler
-    that raises while the application has no error handler of the user's is tried ``max_attempts`` times, with the waits
-    of ``retry``; then the update is a dead letter. With ``persist_before_ack`` the persistence is written before an
-    update is finished instead of every 60 seconds, so a conversation is never behind its updates.
+    existed: ``"take"`` or ``"skip"`` them. ``concurrent_updates`` of the builder keeps its meaning; with it,
+    ``order="chat"``
+    or ``"user"`` runs the updates of one chat or person one after another, ``"none"`` lets them run together, and a
+    function of the raw update says what else must wait for each other. A handler that raises while the
+    application has no error handler of the user's is tried ``max_attempts`` times, with the waits of ``retry``, unless
+    ``retry_on`` or a 400 or 403 says that it is pointless; then the update is a dead letter. ``on_error="log"`` logs it
+    and goes on, as the library does. A stop waits for running handlers, as the library does, or ``grace_seconds``.
 
-    Handlers reach ``item.transaction()`` by ``current_item()``.
+    With ``persist_before_ack`` the persistence is written before an update is finished instead of every 60 seconds, so
+    a conversation is never behind its updates; ``builder.persistence(Persistence())`` writes it in the same commit.
+    ``outbox=True`` makes what handlers send durable: not sent twice when an attempt is repeated, and within Telegram's
+    limits. Handlers reach ``item.transaction()`` by ``current_item()``.
     """
+    if isinstance(builder, Application):
+        raise FeedError("durable_application() takes the builder, before build(): the application is already built")
+    if not isinstance(builder, ApplicationBuilder):
+        raise SpecError("builder", type(builder).__name__, "an ApplicationBuilder: durable_application(builder, path)")
+    if not isinstance(path, str | PathLike):
+        raise SpecError("path", path, "the path of the inbox: durable_application(builder, path)")
     given = builder._application_class  # noqa: SLF001 - the builder has no getter; a DefaultValue unless the user set it
     base = given if isinstance(given, type) else Application
     builder.application_class(_durable_class(base), builder._application_kwargs)  # noqa: SLF001 - as above
-    app = builder.build()
+    limiter = None
+    if outbox:
+        users = builder._rate_limiter  # noqa: SLF001 - as above
+        limiter = OutboxLimiter(users if isinstance(users, BaseRateLimiter) else None)
+        builder.rate_limiter(limiter)
+    app: Any = builder.build()
     if type(app.updater) is not Updater:
         raise TypeError(f"durable_application polls with an updater of its own, so it cannot use {app.updater!r}")
+    at_once: int = app.concurrent_updates
+    policy = FeedPolicy(
+        max_attempts,
+        at_once + AHEAD,
+        delivery,
+        retry or DEFAULT.retry,
+        DEFAULT.grace_seconds if grace_seconds is None else grace_seconds,
+        handler_timeout,
+        on_error,
+        retry_on,
+    )
     durable = Durable(
         app,
         persist_before_ack=persist_before_ack,
         path=path,
         first_run=first_run,
-        policy=FeedPolicy(max_attempts, app.concurrent_updates, delivery, retry or DEFAULT.retry, grace_seconds),
+        policy=policy,
         order=order,
+        keep_days=keep_days,
         on_event=on_event,
+        one_at_a_time=at_once == 1,
+        slot_seconds=float("inf"),
     )
+    durable.polling.grace_seconds = grace_seconds
+    if limiter is not None:
+        limiter.serve(durable)
     app.updater = DurableUpdater(durable, app.update_queue)
     app.update_processor.durable = app.durable = durable
     app.add_error_handler(durable.note_error, block=True)
@@ -87,12 +164,19 @@ class Durable:
 
     def __init__(self, app: Any, *, persist_before_ack: bool, **options: Any) -> None:
         self.app = app
+        scheme, _, rest = app.bot.base_url.partition("://")
+        host = rest.partition("/")[0]
         self.polling = Polling(
             token=app.bot.token,
             get_updates=self._get_raw_updates,
             is_conflict=lambda error: isinstance(error, Conflict),
+            server=host if ":" in host else f"{host}:{443 if scheme == 'https' else 80}",
             **options,
         )
+        self.polling.on_trouble = self._hear_trouble
+        self.poll_interval = 0.0
+        self.error_callback: Callable[[TelegramError], None] | None = None
+        self.remembers = False
         self._persist_before_ack = persist_before_ack
         self._persisting = asyncio.Lock()
         self._persist_asked = 0
@@ -111,12 +195,39 @@ class Durable:
         self._poll_arguments = {name: given for name, given in arguments.items() if name not in {"offset", "limit"}}
         allowed = self._poll_arguments.pop("allowed_updates", None)
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        self.polling.ask(Asked(seconds, None if allowed is None else list(allowed)))
-        limit = self.app.concurrent_updates
-        await self.polling.until_less_busy_than(limit)
+        self.polling.ask(Asked(seconds, None if allowed is None else list(allowed)), every=self.poll_interval)
+        return await self.next_updates()
+
+    async def next_updates(self) -> tuple[Update, ...]:
+        """What the application can begin, and a little more."""
+        limit = self.app.concurrent_updates + AHEAD
+        # Half empty first: one at a time would cost as much as all of them.
+        await self.polling.until_less_busy_than(self.app.concurrent_updates + AHEAD // 2)
         items = await self.polling.take(limit - self.polling.busy())
         updates = [update for item in items if (update := await self._parsed(item)) is not None]
         return tuple(updates)
+
+    def _hear_trouble(self, error: Exception) -> None:
+        """As the library's own loop does: a timeout and a flood wait are no news, the rest is the callback's."""
+        found = error.__cause__ if isinstance(error.__cause__, TelegramError) else error
+        if not isinstance(found, TelegramError) or isinstance(found, RetryAfter | TimedOut):
+            return
+        if self.error_callback is not None:
+            self.error_callback(found)
+        else:
+            log.error("getUpdates failed: %s", found)
+
+    async def remember(self) -> None:
+        """The application reads its persistence before it polls."""
+        await self.polling.inbox.open()
+        await self.app.persistence.live_in(self.polling.inbox)
+        self.remembers = True
+
+    async def forget(self) -> None:
+        """The application is shut down."""
+        self.remembers = False
+        await self.app.persistence.leave()
+        await self.polling.inbox.close()
 
     async def _parsed(self, item: Item) -> Update | None:
         bot = self.app.bot
@@ -131,9 +242,11 @@ class Durable:
         self.polling.give(update, item)
         return update
 
-    async def _get_raw_updates(self, offset: int, timeout_seconds: int) -> Any:
+    async def _get_raw_updates(self, offset: int, timeout_seconds: int, limit: int) -> Any:
         bot = self.app.bot
         data = {"offset": offset, "timeout": timeout_seconds, "allowed_updates": self.polling.asked.allowed_updates}
+        if limit != MOST_AT_ONCE:
+            data["limit"] = limit
         arguments = dict(self._poll_arguments)
         patience = arguments.pop("read_timeout", None)
         if not isinstance(patience, int | float):
@@ -143,7 +256,7 @@ class Durable:
 
     # --- the handlers -----------------------------------------------------------------------------------------
 
-    async def process(self, update: object, work: Any, coroutine: Any) -> None:
+    async def process(self, update: object, work: Any, coroutine: Any) -> None:  # noqa: C901 - one row per way to end
         """Run the handlers of one update (``work``, which awaits ``coroutine``) and give its item an outcome."""
         handout = self.polling.begin(update)
         if handout is None:
@@ -155,57 +268,109 @@ class Durable:
             return
         try:
             with working_on(handout.item):
-                await (work if self.app.concurrent_updates > 1 else self._alone(handout, work))
-        except asyncio.CancelledError:
-            await self._end(handout, cancelled=True)
-            if not handout.cancelled:
-                raise
+                await self._watched(handout, work)
+        except asyncio.CancelledError as error:
+            ours = was_ours(handout.task) or was_ours()
+            handout.error = error
+            await self._end(handout, cancelled=ours)
+            if not ours or handout.late or not handout.cancelled:
+                if was_ours():
+                    raise
+                return  # what the handler awaited was cancelled, or it took too long: its own failure, and it is noted
             # We did it ourselves, and stop here: before 22 the library counts an update only if this returns.
             _uncancel()
         except Exception as error:
             handout.error = error
             await self._end(handout)
             raise
+        except BaseException:
+            # sys.exit() and the like: delivered again, it would end the bot again.
+            handout.item.settle_as_done()
+            self.polling.end(handout)
+            raise
         else:
             coroutine.close()  # a processor of the user's may have decided not to run it; that is an outcome too
-            if all(task.done() for task in handout.tasks):
+            if handout.task is not None and not handout.task.done():
+                self._go_on_in_background(handout, handout.task)
+            elif all(task.done() for task in handout.tasks):
                 await self._end(handout)
             else:
-                self.polling.to_background(handout)
-                finisher = asyncio.get_running_loop().create_task(self._end_later(handout))
-                self._finishers.add(finisher)
-                finisher.add_done_callback(self._finishers.discard)
+                self._go_on_in_background(handout, *handout.tasks)
 
-    @staticmethod
-    async def _alone(handout: Handout, work: Any) -> None:
-        """Without concurrency the current task is the library's loop: at the end of the grace only we are cancelled."""
-        handout.task = asyncio.ensure_future(work)
-        await handout.task
+    async def _watched(self, handout: Handout, work: Any) -> None:
+        """Run the handlers. Where several run at once, one that takes very long gives its place to the next."""
+        if self.app.concurrent_updates == 1:
+            # The current task is the library's loop: only a task of its own can be cancelled.
+            handout.task = asyncio.ensure_future(work)
+            await handout.task
+            return
+        task = asyncio.ensure_future(work)
+        handout.task = task
+        try:
+            await asyncio.wait({task}, timeout=LONG_RUN_SECONDS)
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+        if task.done():
+            task.result()
+
+    def _go_on_in_background(self, handout: Handout, *tasks: "asyncio.Future[Any]") -> None:
+        handout.tasks = list(tasks)
+        self.polling.to_background(handout)
+        finisher = asyncio.get_running_loop().create_task(self._end_later(handout))
+        self._finishers.add(finisher)
+        finisher.add_done_callback(self._finishers.discard)
 
     async def _end_later(self, handout: Handout) -> None:
-        handout.task = asyncio.gather(*handout.tasks, return_exceptions=True)
+        gathered = asyncio.gather(*handout.tasks, return_exceptions=True)
+        handout.task = gathered
         try:
-            await handout.task
+            ended = await gathered
         except asyncio.CancelledError:
             await self._end(handout, cancelled=True)
-        else:
-            await self._end(handout)
+            return
+        errors = [one for one in ended if isinstance(one, Exception)]
+        if errors and handout.error is None:
+            handout.error = errors[0]
+        await self._end(handout)
 
     async def _end(self, handout: Handout, *, cancelled: bool = False) -> None:
         item = handout.item
         try:
-            if cancelled or any(task.cancelled() for task in handout.tasks):
+            if handout.late:
+                await settled(item.failed("it ran for longer than handler_timeout"))
+            elif cancelled or any(task.cancelled() and was_ours(task) for task in handout.tasks):
                 for task in handout.tasks:
                     task.cancel()
-                await settled(item.hand_back())
+                item.settle_as_handed_back()
             elif handout.error is not None:
                 await settled(item.failed(handout.error))
             else:
-                await self._persisted()
-                # Not waited for: its slot and its chat are free only when it is committed, and a stop commits it.
+                await self._persisted(item)
+                # Not waited for: a crash until the commit finishes it all the same.
                 item.settle_as_done()
         finally:
             self.polling.end(handout)
+
+    def carry_on(self, queue: "asyncio.Queue[object]") -> None:
+        """Carry what a webhook has brought from the inbox to the application."""
+
+        async def carry() -> None:
+            while True:
+                for update in await self.next_updates():
+                    await queue.put(update)
+
+        carrying = asyncio.get_running_loop().create_task(carry(), name="feed webhook")
+        self._finishers.add(carrying)
+        carrying.add_done_callback(self._finishers.discard)
+
+        async def stop() -> None:
+            carrying.cancel()
+            await asyncio.gather(carrying, return_exceptions=True)
+            self.polling.on_close.remove(stop)
+
+        self.polling.on_close.append(stop)
 
     async def note_error(self, update: object, context: Any) -> None:
         """The first error handler: an error that no handler of the user's will see makes its update fail."""
@@ -216,9 +381,13 @@ class Durable:
             handout.error = context.error
         log.error("No error handlers are registered, logging exception.", exc_info=context.error)
 
-    async def _persisted(self) -> None:
+    async def _persisted(self, item: Item) -> None:
         """Write the persistence; those who finish while it is being written share the next writing."""
         persistence = self.app.persistence
+        if isinstance(persistence, Persistence):
+            with working_on(item):  # what it writes is committed with this item
+                await self.app.update_persistence()
+            return
         if persistence is None or not self._persist_before_ack:
             return
         self._persist_asked += 1
@@ -258,16 +427,50 @@ class DurableUpdater(Updater):
         super().__init__(bot=Tap(durable), update_queue=update_queue)  # type: ignore[arg-type]  # a bot in all but its class
         self._durable = durable
 
-    async def start_polling(self, *positional: Any, **arguments: Any) -> "asyncio.Queue[object]":
+    async def start_polling(
+        self, poll_interval: float = 0.0, *positional: Any, **arguments: Any
+    ) -> "asyncio.Queue[object]":
         """As in the base class; raises PollerConflict if another process polls with this token."""
         if arguments.get("drop_pending_updates"):
             log.warning("drop_pending_updates lets Telegram forget what came while the bot was down")
-        await self._durable.polling.open()
+        durable = self._durable
+        # The interval is between two questions to Telegram, and so are the errors: the library asks only the inbox.
+        durable.poll_interval = poll_interval
+        durable.error_callback = arguments.get("error_callback")
+        await durable.polling.open()
         try:
-            return await super().start_polling(*positional, **arguments)
+            return await super().start_polling(0.0, *positional, **arguments)
         except BaseException:
-            await self._durable.polling.close()
+            await durable.polling.close()
             raise
+
+    async def start_webhook(self, *positional: Any, **arguments: Any) -> "asyncio.Queue[object]":
+        """As in the base class; what comes is stored before it is answered."""
+        if arguments.get("drop_pending_updates"):
+            log.warning("drop_pending_updates lets Telegram forget what came while the bot was down")
+        durable, queue = self._durable, self.update_queue
+        await durable.polling.open()
+        self.update_queue = _Doorstep(durable)  # type: ignore[assignment]  # the web server only puts
+        try:
+            await super().start_webhook(*positional, **arguments)
+        except BaseException:
+            await durable.polling.close()
+            raise
+        finally:
+            self.update_queue = queue
+        durable.carry_on(queue)
+        return queue
+
+
+class _Doorstep:
+    """Where the web server puts updates: returns when they are stored, and only then Telegram is answered."""
+
+    def __init__(self, durable: Durable) -> None:
+        self._durable = durable
+
+    async def put(self, update: Update) -> None:
+        """Store it."""
+        await self._durable.polling.accept(update.to_dict())
 
 
 class DurableProcessor(BaseUpdateProcessor):
@@ -297,7 +500,7 @@ class DurableProcessor(BaseUpdateProcessor):
         await self.inner.shutdown()
 
 
-def _durable_class(base: Any) -> Any:
+def _durable_class(base: Any) -> Any:  # noqa: C901 - five short methods
     class DurableApplication(base):  # type: ignore[misc]  # the user's class is known only now
         __slots__ = ("durable",)
 
@@ -313,6 +516,11 @@ def _durable_class(base: Any) -> Any:
                     handout.tasks.append(task)
             return task
 
+        async def initialize(self) -> None:
+            if self.durable is not None and isinstance(self.persistence, Persistence) and not self.durable.remembers:
+                await self.durable.remember()
+            await super().initialize()
+
         async def stop(self) -> None:
             if self.durable is not None and self.running:
                 await self.durable.polling.close()
@@ -323,9 +531,194 @@ def _durable_class(base: Any) -> Any:
             if self.durable is not None and not self.running:
                 await self.durable.polling.close()
             await super().shutdown()
+            if self.durable is not None and self.durable.remembers:
+                await self.durable.forget()
 
     DurableApplication.__name__ = DurableApplication.__qualname__ = f"Durable{base.__name__}"
     return DurableApplication
+
+
+# --- persistence ----------------------------------------------------------------------------------------------------
+
+
+class Persistence(BasePersistence[Any, Any, Any]):
+    """The library's persistence in the inbox's file: one row per user, chat and conversation, committed with the
+    update.
+
+    ``builder.persistence(Persistence())``; only with ``durable_application``.
+    """
+
+    def __init__(self, store_data: PersistenceInput | None = None) -> None:
+        super().__init__(store_data=store_data, update_interval=60)
+        self._memories = {kind: Memory(f"ptb:{kind}") for kind in ("user", "chat", "bot", "callback", "conversation")}
+
+    async def live_in(self, inbox: Any) -> None:
+        """The inbox is open."""
+        for memory in self._memories.values():
+            await memory.live_in(inbox)
+
+    async def leave(self) -> None:
+        """The inbox is about to be closed."""
+        for memory in self._memories.values():
+            memory.leave()
+
+    async def get_user_data(self) -> dict[int, Any]:
+        """As in the base class."""
+        return {int(key): self._read(value) for key, value in self._memories["user"].all()}
+
+    async def get_chat_data(self) -> dict[int, Any]:
+        """As in the base class."""
+        return {int(key): self._read(value) for key, value in self._memories["chat"].all()}
+
+    async def get_bot_data(self) -> Any:
+        """As in the base class."""
+        found = self._memories["bot"].get("bot")
+        return {} if found is None else self._read(found)
+
+    async def get_callback_data(self) -> Any:
+        """As in the base class."""
+        found = self._memories["callback"].get("callback")
+        return None if found is None else self._read(found)
+
+    async def get_conversations(self, name: str) -> dict[Any, Any]:
+        """As in the base class."""
+        rows = (self._read(value) for _, value in self._memories["conversation"].all())
+        return {key: state for conversation, key, state in rows if conversation == name}
+
+    async def update_user_data(self, user_id: int, data: Any) -> None:
+        """As in the base class."""
+        await self._memories["user"].set(str(user_id), self._written(data))
+
+    async def update_chat_data(self, chat_id: int, data: Any) -> None:
+        """As in the base class."""
+        await self._memories["chat"].set(str(chat_id), self._written(data))
+
+    async def update_bot_data(self, data: Any) -> None:
+        """As in the base class."""
+        await self._memories["bot"].set("bot", self._written(data))
+
+    async def update_callback_data(self, data: Any) -> None:
+        """As in the base class."""
+        await self._memories["callback"].set("callback", self._written(data))
+
+    async def update_conversation(self, name: str, key: Any, new_state: object | None) -> None:
+        """As in the base class."""
+        value = None if new_state is None else self._written((name, key, new_state))
+        await self._memories["conversation"].set(f"{name} {key!r}", value)
+
+    async def drop_user_data(self, user_id: int) -> None:
+        """As in the base class."""
+        await self._memories["user"].set(str(user_id), None)
+
+    async def drop_chat_data(self, chat_id: int) -> None:
+        """As in the base class."""
+        await self._memories["chat"].set(str(chat_id), None)
+
+    async def refresh_user_data(self, user_id: int, user_data: Any) -> None:
+        """Nobody else writes to it."""
+
+    async def refresh_chat_data(self, chat_id: int, chat_data: Any) -> None:
+        """Nobody else writes to it."""
+
+    async def refresh_bot_data(self, bot_data: Any) -> None:
+        """Nobody else writes to it."""
+
+    async def flush(self) -> None:
+        """Everything is written when it is changed."""
+
+    def _written(self, data: Any) -> bytes:
+        # As PicklePersistence does: a bot inside the data becomes a name for it.
+        file = io.BytesIO()
+        _BotPickler(self.bot, file, protocol=pickle.HIGHEST_PROTOCOL).dump(data)
+        return file.getvalue()
+
+    def _read(self, value: bytes) -> Any:
+        return _BotUnpickler(self.bot, io.BytesIO(value)).load()
+
+
+# --- the outbox -----------------------------------------------------------------------------------------------------
+
+_SENDING: Final = ("send", "forward", "copy")
+_NOT_A_MESSAGE: Final = frozenset({"sendChatAction"})
+
+
+class _Call(msgspec.Struct):
+    """A request as it goes over the wire: the method, and its fields as texts."""
+
+    method: str
+    fields: dict[str, str]
+
+
+class OutboxLimiter(BaseRateLimiter[Any]):
+    """The library's hook around every request: messages of handlers go by the inbox's outbox."""
+
+    def __init__(self, users: "BaseRateLimiter[Any] | None") -> None:
+        self._users = users
+        self._durable: Durable | None = None
+        self._outbox: Outbox | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    def serve(self, durable: Durable) -> None:
+        """Be the outbox of this application."""
+        polling = durable.polling
+        self._durable = durable
+        self._outbox = Outbox(polling.inbox, f"telegram:{polling.bot_id}", limits=TELEGRAM)
+        polling.on_open.append(self._open)
+        polling.on_close.append(self._close)
+
+    async def initialize(self) -> None:
+        """As the user's."""
+        if self._users is not None:
+            await self._users.initialize()
+
+    async def shutdown(self) -> None:
+        """As the user's."""
+        if self._users is not None:
+            await self._users.shutdown()
+
+    async def process_request(
+        self,
+        callback: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        endpoint: str,
+        data: dict[str, Any],
+        rate_limit_args: Any,
+    ) -> Any:
+        """Send it once, however often the handler is run; the answer is Telegram's."""
+        item = current_item()
+        is_message = endpoint.startswith(_SENDING) and endpoint not in _NOT_A_MESSAGE
+        if item is not None and is_message and self._outbox is not None and self._running is not None:
+            wire = RequestData([RequestParameter.from_input(key, value) for key, value in data.items()])
+            if not wire.contains_files:
+                payload = msgspec.json.encode(_Call(endpoint, wire.json_parameters))
+                chat = data.get("chat_id")
+                answer = await self._outbox.send(payload, key=None if chat is None else str(chat), item=item)
+                return msgspec.json.decode(answer or b"null")
+        if self._users is not None:
+            return await self._users.process_request(callback, args, kwargs, endpoint, data, rate_limit_args)
+        return await callback(*args, **kwargs)
+
+    async def _deliver(self, message: Message) -> bytes:
+        call = msgspec.json.decode(message.payload, type=_Call)
+        return msgspec.json.encode(await self._app().bot._post(call.method, dict(call.fields)))  # noqa: SLF001
+
+    def _app(self) -> Any:
+        if self._durable is None:
+            raise FeedError("this outbox serves no application yet")
+        return self._durable.app
+
+    async def _open(self) -> None:
+        if self._outbox is None:
+            return
+        running = self._outbox.run(self._deliver, concurrency=16)
+        self._running = asyncio.get_running_loop().create_task(running, name="feed outbox")
+
+    async def _close(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
 
 def _uncancel() -> None:

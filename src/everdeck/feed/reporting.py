@@ -40,6 +40,12 @@ class Subject(Protocol):
         """Is it one of those?"""
 
 
+class Troubled(Protocol):
+    """What may be in trouble: a feed whose source fails."""
+
+    trouble: str | None
+
+
 class Reporter:
     """Reports on one feed while it is open. Without a deck it does nothing; while nothing happens it sleeps."""
 
@@ -101,8 +107,9 @@ class Reporter:
 class StreamReport:
     """A stream, as it is reported on. Dead letters are told from the file, until somebody has heard of them."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, troubled: Troubled | None = None) -> None:
         self._stream = stream
+        self._troubled = troubled
 
     @property
     def activity(self) -> asyncio.Event:
@@ -110,8 +117,9 @@ class StreamReport:
         return self._stream.activity
 
     def status(self) -> str:
-        """As in "1,204 done, 3 in flight, 0 dead"."""
-        return str(self._stream.counts())
+        """As in "1,204 done, 3 in flight, 0 dead"; what is wrong comes first."""
+        trouble = None if self._troubled is None else self._troubled.trouble
+        return str(self._stream.counts()) if trouble is None else f"{trouble} ({self._stream.counts()})"
 
     def is_told_later(self, event: dict[str, Any]) -> bool:
         """See :class:`Subject`."""
@@ -122,8 +130,10 @@ class StreamReport:
         store = self._stream.inbox.store
         untold = store.read("items_untold", self._stream.number)
         told = []
-        for number, record_id, key, attempts, error in untold:
+        for number, record_id, key, attempts, crashes, error in untold:
             facts = {"number": number, "id": record_id, "key": key, "attempts": attempts, "error": error}
+            if crashes:
+                facts["crashes"] = crashes  # the deck holds them against the message, not against the worker
             if not emit({"feed": self._stream.name, "what": "dead-letter", **facts}):
                 break
             told.append((number,))

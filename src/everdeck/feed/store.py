@@ -45,7 +45,8 @@ Clock = Callable[[], float]
 _Answer = TypeVar("_Answer")
 SCHEMA_VERSION: Final = 2
 OLDEST_SQLITE: Final = (3, 38, 0)  # the operator ->>; STRICT tables came with 3.37, RETURNING with 3.35
-BUSY_SECONDS: Final = 0.8
+BUSY_SECONDS: Final = 0.8  # of the file's thread, in which nobody may wait for long
+PATIENT_SECONDS: Final = 10.0  # of a program that has nothing else to do
 READ_BUSY_SECONDS: Final = 0.1
 LAST_WORDS_LENGTH: Final = 1500
 WAL_BYTES_KEPT: Final = 16_000_000
@@ -119,7 +120,7 @@ class Store:
         self._writer: asyncio.Task[Any] | None = None
         self._lock_fd: int | None = None
         self._ledger: Ledger | None = None
-        self._connection = _connect(path, create=create)
+        self._connection = _connect(path, create=create, busy_seconds=BUSY_SECONDS)
         try:
             # Readers of the loop and of the thread, apart: a connection serves one call at a time.
             self._reader, self._looker = (_reader(path) for _ in range(2))
@@ -180,9 +181,7 @@ class Store:
     def start_over(self) -> None:
         """What the last process left has been dealt with: note our own work from now on."""
         if self._lock_fd is not None:
-            self.ledger.start_over(
-                self._file_id, cookie=last_words.own_cookie(), oom_kills=last_words.oom_kills()
-            )
+            self.ledger.start_over(self._file_id, cookie=last_words.own_cookie(), oom_kills=last_words.oom_kills())
             last_words.listen(self._lock_fd, self.ledger)
 
     def close(self) -> None:
@@ -236,10 +235,21 @@ class Store:
         self._last_seq += count
         return range(first, first + count)
 
-    async def write(self, work: Callable[[sqlite3.Connection], _Answer], *, durable: bool = False) -> _Answer:
-        """All or nothing of what ``work(connection)`` writes, in the file's thread; the answer is its answer."""
+    async def write(
+        self,
+        work: Callable[[sqlite3.Connection], _Answer],
+        *,
+        durable: bool = False,
+        first: Callable[[], None] | None = None,
+    ) -> _Answer:
+        """All or nothing of what ``work(connection)`` writes, in the file's thread; the answer is its answer.
+
+        ``first()`` is called in the loop, once it is our turn.
+        """
         self.refuse_inside()
         async with self._turn:
+            if first is not None:
+                first()
             return await self._in_thread(self._whole, work, durable)
 
     async def sync(self) -> None:
@@ -267,7 +277,7 @@ class Store:
             finally:
                 self._writer = None
 
-    def _whole(self, work: Callable[[sqlite3.Connection], _Answer], durable: bool) -> _Answer:  # noqa: FBT001 - run in a thread
+    def _whole(self, work: Callable[[sqlite3.Connection], _Answer], durable: bool) -> _Answer:
         self._begin(durable)
         try:
             with _translated(self.path):
@@ -279,7 +289,7 @@ class Store:
             raise
         return answer
 
-    def _begin(self, durable: bool) -> None:  # noqa: FBT001 - run in a thread
+    def _begin(self, durable: bool) -> None:
         with _translated(self.path):
             # A change of the mode is refused inside a transaction, so it comes first.
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
@@ -393,13 +403,13 @@ def _identity(path: Path) -> str:
     return f"{os.getpid()}:{os.path.realpath(path)}"
 
 
-def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
+def _connect(path: Path, *, create: bool, busy_seconds: float = PATIENT_SECONDS) -> sqlite3.Connection:
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise InboxUnavailable(f"SQLite {sqlite3.sqlite_version} is too old for the feed: 3.38 or newer is needed")
     with _translated(path):
         # An existing file keeps its mode; a new one holds other people's messages.
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600))
-        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
     try:
         with _translated(path):
             if not create:
@@ -441,7 +451,9 @@ def _migrate(path: Path, connection: sqlite3.Connection) -> None:
         if version > SCHEMA_VERSION:
             raise InboxUnavailable(f"{path} was written by a newer Everdeck (feed version {version}); left untouched")
         for newer in range(version + 1, SCHEMA_VERSION + 1):
-            for statement in _statements(files("everdeck.feed").joinpath(f"sql/version_{newer}.sql").read_text("utf-8")):
+            for statement in _statements(
+                files("everdeck.feed").joinpath(f"sql/version_{newer}.sql").read_text("utf-8")
+            ):
                 connection.execute(statement)
         if not connection.execute(SQL["file_id"]).fetchone():
             connection.execute(SQL["file_id_set"], (secrets.randbits(60),))

@@ -6,7 +6,10 @@ dropped by its id. So the simplest correct function ignores the cursor and retur
 """
 
 import asyncio
+import contextlib
+import contextvars
 import inspect
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -77,7 +80,7 @@ class Polled:
         if inspect.iscoroutinefunction(self._fn) or inspect.iscoroutinefunction(getattr(self._fn, "__call__", None)):  # noqa: B004 - an object with an async __call__ is a coroutine function too
             answer = await self._fn(*arguments)
         else:
-            answer = await asyncio.to_thread(self._fn, *arguments)
+            answer = await _in_a_daemon(self._fn, *arguments)
             if inspect.isawaitable(answer):
                 answer = await answer
         return self._batch(answer)
@@ -102,6 +105,30 @@ class Polled:
         if isinstance(record_id, bool) or not isinstance(record_id, int | str):
             raise SourceError(f"{self.name}: the id {record_id!r} is neither a whole number nor a text")
         return Record(record_id, payload, None if key is None else str(key))
+
+
+async def _in_a_daemon(fn: Callable[..., Any], *arguments: Any) -> Any:
+    """Call it in a thread that nobody waits for: asyncio.to_thread would hold up the exit until it returns."""
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def tell(act: Callable[[Any], None], outcome: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever asked
+            loop.call_soon_threadsafe(lambda: None if answered.done() else act(outcome))
+
+    def run() -> None:
+        try:
+            answer = context.run(fn, *arguments)
+        except BaseException as err:  # noqa: BLE001 - told to whoever waits
+            tell(
+                answered.set_exception, err if isinstance(err, Exception) else SourceError(f"the source ended: {err!r}")
+            )
+        else:
+            tell(answered.set_result, answer)
+
+    threading.Thread(target=run, name="feed poll", daemon=True).start()
+    return await answered
 
 
 def cursor_behind(records: list[Record]) -> Cursor:

@@ -86,11 +86,26 @@ DELETE FROM everdeck_item WHERE seq IN (SELECT value FROM json_each(?));
 -- name: item_done
 DELETE FROM everdeck_item WHERE seq = ?;
 
--- name: item_retry
+-- name: item_retry_later
 UPDATE everdeck_item SET due_at = ?, error = ?, attempts = ? WHERE seq = ? AND state = 0;
 
--- name: item_dead
+-- name: item_set_aside
 UPDATE everdeck_item SET state = 2, error = ?, died_at = ?, told = 0, attempts = ? WHERE seq = ? AND state = 0;
+
+-- The next four are for readers in other processes, who have no ledger: they mark what they work on in the row.
+
+-- name: items_taken
+UPDATE everdeck_item SET state = 1, attempts = attempts + 1
+WHERE seq IN (SELECT value FROM json_each(?)) AND state = 0;
+
+-- name: item_retry
+UPDATE everdeck_item SET state = 0, due_at = ?, error = ? WHERE seq = ?;
+
+-- name: item_hand_back
+UPDATE everdeck_item SET state = 0, attempts = attempts - 1, due_at = ? WHERE seq = ? AND state = 1;
+
+-- name: item_dead
+UPDATE everdeck_item SET state = 2, error = ?, died_at = ?, told = 0 WHERE seq = ?;
 
 -- name: items_untold
 SELECT seq, id, key, attempts, crashes, error FROM everdeck_item WHERE stream = ? AND state = 2 AND told = 0 LIMIT 100;
@@ -125,8 +140,19 @@ DELETE FROM everdeck_item WHERE seq = ? AND state = 2;
 -- name: outbox_put
 INSERT INTO everdeck_outbox (outbox, key, payload, put_at) VALUES (?, ?, ?, ?);
 
+-- name: outbox_put_for
+INSERT INTO everdeck_outbox (outbox, key, payload, put_at, item, mark) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: outbox_found
+SELECT seq, state, result FROM everdeck_outbox WHERE outbox = ? AND item = ? AND mark = ?;
+
 -- name: outbox_waiting
 SELECT seq, key, due_at FROM everdeck_outbox WHERE outbox = ? AND state < 2 ORDER BY seq;
+
+-- name: outbox_interrupted
+-- At most once: what was on the wire when the process died is not sent again; a person can still decide.
+UPDATE everdeck_outbox SET state = 2, error = 'on the wire when the process died; at most once', died_at = ?
+WHERE outbox = ? AND state = 1;
 
 -- name: outbox_sending
 UPDATE everdeck_outbox SET state = 1, attempts = attempts + 1 WHERE seq = ? AND state < 2
@@ -134,6 +160,18 @@ RETURNING key, payload, attempts;
 
 -- name: outbox_sent
 DELETE FROM everdeck_outbox WHERE seq = ?;
+
+-- name: outbox_kept
+UPDATE everdeck_outbox SET state = 3, result = ?, put_at = ? WHERE seq = ?;
+
+-- name: outbox_item_of
+SELECT item FROM everdeck_outbox WHERE seq = ? AND item IS NOT NULL;
+
+-- name: outbox_item_done
+DELETE FROM everdeck_outbox WHERE item = ? AND state = 3;
+
+-- name: outbox_kept_expire
+DELETE FROM everdeck_outbox WHERE state = 3 AND put_at < ?;
 
 -- name: outbox_retry
 UPDATE everdeck_outbox SET state = 0, due_at = ?, error = ?, attempts = attempts - ? WHERE seq = ?;
@@ -240,3 +278,16 @@ WHERE (? IS NULL OR d.seq = ?) ORDER BY d.seq DESC LIMIT ?;
 -- name: done_replay
 INSERT OR IGNORE INTO everdeck_item (seq, stream, id, key, payload, stored_at)
 SELECT seq, stream, id, key, payload, stored_at FROM everdeck_done WHERE seq = ?;
+
+-- name: memory_get
+SELECT value FROM everdeck_memory WHERE kind = ? AND key = ?;
+
+-- name: memory_all
+SELECT key, value FROM everdeck_memory WHERE kind = ?;
+
+-- name: memory_set
+INSERT INTO everdeck_memory (kind, key, value) VALUES (?, ?, ?)
+ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value;
+
+-- name: memory_drop
+DELETE FROM everdeck_memory WHERE kind = ? AND key = ?;
