@@ -92,7 +92,7 @@ UPDATE everdeck_item SET due_at = ?, error = ?, attempts = ? WHERE seq = ? AND s
 -- name: item_set_aside
 UPDATE everdeck_item SET state = 2, error = ?, died_at = ?, told = 0, attempts = ? WHERE seq = ? AND state = 0;
 
--- The next four are for readers in other processes, who have no ledger: they mark what they work on in the row.
+-- The next five are for readers in other processes, who have no ledger: they mark what they work on in the row.
 
 -- name: items_taken
 UPDATE everdeck_item SET state = 1, attempts = attempts + 1
@@ -103,6 +103,11 @@ UPDATE everdeck_item SET state = 0, due_at = ?, error = ? WHERE seq = ?;
 
 -- name: item_hand_back
 UPDATE everdeck_item SET state = 0, attempts = attempts - 1, due_at = ? WHERE seq = ? AND state = 1;
+
+-- name: item_crashed_out
+UPDATE everdeck_item SET state = 2, crashes = crashes + 1, died_at = ?, error = coalesce(error || '; ', '') || ?, told = 0
+WHERE seq = ?
+RETURNING seq, id, key, attempts, error;
 
 -- name: item_dead
 UPDATE everdeck_item SET state = 2, error = ?, died_at = ?, told = 0 WHERE seq = ?;
