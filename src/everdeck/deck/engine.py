@@ -33,6 +33,7 @@ from everdeck.statedir import DATA, LOCK, LOG, PARTS, SECRETS
 PASSED_THROUGH: Final = ("PATH", "HOME", "LANG", "TZ", "USER", "SHELL")
 _WRITTEN_BY_US: Final = (
     child.COOKIE_ENV,
+    child.LAST_END_ENV,
     child.WORKER_ENV,
     child.DIR_ENV,
     child.SATELLITE_ENV,
@@ -192,9 +193,19 @@ class Engine:
         return flock.take(self.lock_path(name))
 
     def launch(
-        self, name: WorkerName, spec: WorkerSpec, cookie: Cookie, port: int | None, lock_fd: int | None
+        self,
+        name: WorkerName,
+        spec: WorkerSpec,
+        cookie: Cookie,
+        port: int | None,
+        lock_fd: int | None,
+        *,
+        last_end: str | None = None,
     ) -> Launched:
-        """Start it with everything its spec says; leaves nothing behind when it cannot be started."""
+        """Start it with everything its spec says; leaves nothing behind when it cannot be started.
+
+        ``last_end`` is what the worker is told of how its last process ended.
+        """
         home = f"{self.workers_dir}/{name}"
         log_dir = Path(home, LOG)
         try:
@@ -212,7 +223,7 @@ class Engine:
             birth = self._birth(name, spec)
             spawned = spawn.spawn(
                 _command_of(spec),
-                env=self._environment(name, spec, cookie, port, line),
+                env=self._environment(name, spec, cookie, port, line, last_end),
                 cwd=spec.cwd or f"{home}/{DATA}",
                 stdin_fd=line.read_fd if line else self._null_fd,
                 stdout_fd=stdout_fd,
@@ -309,7 +320,13 @@ class Engine:
         )
 
     def _environment(
-        self, name: WorkerName, spec: WorkerSpec, cookie: Cookie, port: int | None, line: lifeline.Lifeline | None
+        self,
+        name: WorkerName,
+        spec: WorkerSpec,
+        cookie: Cookie,
+        port: int | None,
+        line: lifeline.Lifeline | None,
+        last_end: str | None,
     ) -> dict[str, str]:
         # The cookie stands first: scans find it in the first bytes.
         env = {child.COOKIE_ENV: cookie, child.WORKER_ENV: name}
@@ -321,6 +338,7 @@ class Engine:
             env |= {"HOME": account.pw_dir, "USER": account.pw_name, "SHELL": account.pw_shell}
         home = f"{self.workers_dir}/{name}"
         env[child.DIR_ENV] = home
+        env |= {} if last_end is None else {child.LAST_END_ENV: last_end}
         if self.notify_socket is not None:
             env[child.NOTIFY_SOCKET_ENV] = self.notify_socket
         if spec.health is not None and spec.health.watchdog_seconds is not None:

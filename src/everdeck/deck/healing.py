@@ -238,6 +238,14 @@ class Healing:
         if again:
             self.start_later(worker, delay)
 
+    def explained(self, worker: Worker, crashes: int) -> None:
+        """Its feed has set a message aside for so many of its crashes: they do not count towards its breaker."""
+        left = worker.record.crash_times[: max(0, len(worker.record.crash_times) - crashes)]
+        if left != worker.record.crash_times:
+            record = replace(worker.record, crash_times=left)
+            self._parts.registry.save(record)
+            worker.record = record
+
     # --- illness ------------------------------------------------------------------------------------------------
 
     def replace_unhealthy(self, worker: Worker) -> None:
@@ -251,6 +259,7 @@ class Healing:
                 return
             try:
                 await self._end_leftovers(worker)
+                worker.ended_ill = True
                 # Ended by us for being ill: a crash to its policy, whatever code it managed to leave with.
                 await self.settle(worker, _ILL)
             except (RegistryError, KernelError, StopFailed, OSError) as err:

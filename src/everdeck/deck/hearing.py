@@ -105,6 +105,16 @@ class Hearing:
 
     def said_event(self, name: str, detail: dict[str, Any]) -> None:
         """An event of the worker's own, for example of its feed."""
+        worker = self._parts.workers.get(name)
+        if worker is not None:
+            match detail:
+                case {"what": "dead-letter", "crashes": int(crashes)}:
+                    with contextlib.suppress(RegistryError):
+                        self._healing.explained(worker, crashes)
+                case {"what": "source-failed" | "inbox-unavailable", "error": str(error)}:
+                    worker.trouble = error
+                case {"what": "source-recovered"}:
+                    worker.trouble = None
         self._note_event(name, EventKind.FEED, {str(key): value for key, value in detail.items()})
 
     # --- health -------------------------------------------------------------------------------------------------

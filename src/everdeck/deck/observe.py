@@ -22,6 +22,9 @@ def status_of(
     alive = worker.pidfd is not None
     now = clock.boottime()
     used = _usage(worker) if alive and not fresh else None
+    if alive and worker.trouble is not None and health in {None, "healthy"}:
+        # It runs and would not be healed by a restart: what is ill is what feeds it.
+        health, health_reason = "degraded", worker.trouble
     return _status(
         record,
         worker.state,

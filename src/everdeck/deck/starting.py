@@ -34,7 +34,7 @@ from everdeck.kernel import containment, exits, flock
 from everdeck.kernel import identity as ids
 from everdeck.kernel.containment import Tree
 from everdeck.kernel.escalation import Subject
-from everdeck.model import EventKind, Identity, State, WorkerName, WorkerSpec
+from everdeck.model import EventKind, Exited, Identity, Killed, State, UnknownExit, WorkerName, WorkerSpec
 from everdeck.registry import Record
 from everdeck.registry.store import encoded_spec
 
@@ -198,7 +198,9 @@ class Starting:
                 # Before it runs: a guardian that knows the cookie ends it though we die before we know its pid.
                 self.bind(worker, spec)
                 crash_point("start.guarded")
-            order.launched = parts.engine.launch(intent.name, spec, intent.cookie, intent.port, lock_fd)
+            order.launched = parts.engine.launch(
+                intent.name, spec, intent.cookie, intent.port, lock_fd, last_end=_last_end(worker, order.before)
+            )
         finally:
             # From here on only the worker's tree carries the lock.
             os.close(lock_fd)
@@ -491,3 +493,21 @@ def _one_account(pid: int, account: set[int]) -> str:
         raise SpecError("pid", pid, f"a process of one account that we may start programs as (it is of uid {told})")
     (uid,) = account
     return str(uid)
+
+
+def _last_end(worker: Worker, before: Record) -> str | None:
+    """What a worker is told of its last end: who caused it decides whether its feed blames a message for it."""
+    if worker.ended_ill:
+        worker.ended_ill = False
+        return "hung"
+    match before.exit:
+        case _ if before.phase in {State.STOPPED, State.STOPPING, State.RUNNING, State.STARTING}:
+            return "ordered"
+        case Killed():
+            return f"killed {before.exit.signal}"
+        case Exited():
+            return f"exited {before.exit.code}"
+        case UnknownExit():
+            return "unknown"
+        case None:
+            return None

@@ -26,6 +26,7 @@ class Worker:
     __slots__ = (
         "awaits_ready",
         "cpu_sample",
+        "ended_ill",
         "is_child",
         "lifeline",
         "on_death",
@@ -34,6 +35,7 @@ class Worker:
         "record",
         "status_text",
         "timer",
+        "trouble",
         "workers_dir",
     )
 
@@ -48,6 +50,8 @@ class Worker:
         self.timer: asyncio.TimerHandle | None = None
         self.awaits_ready = False
         self.status_text: str | None = None
+        self.ended_ill = False
+        self.trouble: str | None = None  # what its feed cannot do at the moment
         self.cpu_sample: tuple[float, float] | None = None
 
     @property
@@ -95,6 +99,7 @@ class Worker:
 
     def let_go(self) -> None:
         """Close every descriptor; reap the leader if it is our child and has ended."""
+        self.trouble = None
         if self.pidfd is not None:
             if self.is_child:
                 exits.reap_child(self.pidfd)
