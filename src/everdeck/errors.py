@@ -38,7 +38,8 @@
     │   ├── MessageLost         another reader has the message now: this one was silent for too long
     │   └── SendRefused         the other side will never take it; ``retry_after`` of others says when it may
     └── ClientError             a verb sent to the owner did not come back with an answer
-        ├── NoOwner             nobody owns the deck
+        ├── NoOwner             nobody owns the deck, or nobody answers at its address
+        ├── TokenRefused        the daemon does not know the token, or none was shown
         └── OwnerRefused        the owner answered with an error of its own
 
 Operating-system errors are translated once, in ``everdeck.kernel`` (processes, locks, pipes) and in the
@@ -258,6 +259,10 @@ class ClientError(EverdeckError):
 
 class NoOwner(ClientError):
     """Nobody owns the deck, so nobody can act on it."""
+
+
+class TokenRefused(ClientError):
+    """The daemon lets nobody in without a token, and does not know this one (any more)."""
 
 
 class OwnerRefused(ClientError):

@@ -80,31 +80,54 @@ async def follow_many(
     logs: Mapping[str, Path], *, lines: int = 0, grep: str | None = None, colour: bool = False
 ) -> AsyncGenerator[Line, None]:
     """The same for several logs; each line says whose it is."""
-    loop = asyncio.get_running_loop()
-    changed = asyncio.Event()
     with Follower(grep=grep, colour=colour) as follower:
         for name, log_dir in logs.items():
             follower.add(name, log_dir, lines=lines)
-        listening = follower.fileno()
-        if listening >= 0:
-            loop.add_reader(listening, changed.set)
-        try:
-            while follower.names:
-                changed.clear()
-                for line in follower.ready(limit=200):
+        async with contextlib.aclosing(bundles(follower)) as found:
+            async for bundle in found:
+                for line in bundle:
                     yield line
-                if listening >= 0 and follower.fileno() < 0:  # the last watch was refused: it closed the descriptor
-                    loop.remove_reader(listening)
-                    listening = -1
-                if follower.unread:
-                    await asyncio.sleep(0)  # noqa: TID251 - no wait: others get their turn while we catch up
-                    continue
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(None if listening >= 0 else logreader.POLL_SECONDS):
-                        await changed.wait()
-        finally:
-            if listening >= 0:
+
+
+async def bundles(
+    follower: Follower,
+    *,
+    limit: int = 200,
+    idle_seconds: float | None = None,
+    woken: asyncio.Event | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> AsyncGenerator[list[Line], None]:
+    """What a follower finds, as it comes, until none of its logs is left: the one loop that waits for log lines.
+
+    An empty bundle tells of ``idle_seconds`` of silence. Whoever wants it to end earlier lets ``is_over`` be true and
+    sets ``woken``.
+    """
+    loop = asyncio.get_running_loop()
+    changed = woken or asyncio.Event()
+    spoke = loop.time()
+    listening = follower.fileno()
+    if listening >= 0:
+        loop.add_reader(listening, changed.set)
+    try:
+        while follower.names and not is_over():
+            changed.clear()
+            found = follower.ready(limit=limit)
+            if found or (idle_seconds is not None and loop.time() - spoke >= idle_seconds):
+                yield found
+                spoke = loop.time()
+            if listening >= 0 and follower.fileno() < 0:  # the last watch was refused: it closed the descriptor
                 loop.remove_reader(listening)
+                listening = -1
+            if follower.unread:
+                await asyncio.sleep(0)  # noqa: TID251 - no wait: others get their turn while we catch up
+                continue
+            idle_left = None if idle_seconds is None else spoke + idle_seconds - loop.time()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(idle_left if listening >= 0 else logreader.POLL_SECONDS):
+                    await changed.wait()
+    finally:
+        if listening >= 0:
+            loop.remove_reader(listening)
 
 
 # --- keeping logs within their size -----------------------------------------------------------------------------

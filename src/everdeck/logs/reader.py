@@ -221,12 +221,18 @@ class Follower:
         readable, _, _ = select.select([self._fd], [], [], timeout_seconds)
         return bool(readable)
 
-    def __iter__(self) -> Iterator[Line]:
+    def bundles(self) -> Iterator[list[Line]]:
+        """What is found, as it comes, until none of the logs is left; waits in between."""
         while self._logs:
             lines = self.ready()
-            yield from lines
-            if not lines:
+            if lines:
+                yield lines
+            else:
                 self.wait()
+
+    def __iter__(self) -> Iterator[Line]:
+        for lines in self.bundles():
+            yield from lines
 
     def close(self) -> None:
         """Let go of everything."""

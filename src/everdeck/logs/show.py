@@ -66,13 +66,10 @@ def show(
         out.flush()
         if not follow:
             return
-        while follower.names:
-            found = follower.ready()
+        for found in follower.bundles():
             now = datetime.now(UTC)
             out.writelines(printed(line.name, line, now) for line in found)
             out.flush()
-            if not found:
-                follower.wait()
 
 
 # What programs begin a line with: 2026-11-16T07:00:00, [16/Nov/2026:07…, 07:00:00, Nov 16 07:00:00, a Unix second.

@@ -5,12 +5,13 @@ set of types.
 """
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from everdeck.model import Lifetime, Secret, State, WorkerSpec, WorkerStatus
+from everdeck.faults import Fault
+from everdeck.model import Secret, State, WorkerSpec, WorkerStatus
 from everdeck.server.problems import Problem
 from everdeck.specforms import optional_fields, view_fields
 
@@ -31,6 +32,11 @@ class WorkerPage(msgspec.Struct, frozen=True):
     next: str | None = None
 
 
+_OWN_FIELDS: Final = optional_fields(
+    parts=True,
+    secrets=Annotated[dict[str, str | Secret], Meta(description="Secrets with their values.")],
+    satellite=Annotated[str | dict[str, Any], Meta(description="Its kind, or kind and options, as in a file.")],
+)
 # The fields of a spec that a request may give beside a template, and a spec as it is shown: both made from WorkerSpec.
 _OwnFields: Any = msgspec.defstruct(
     "_OwnFields",
@@ -38,11 +44,7 @@ _OwnFields: Any = msgspec.defstruct(
         ("name", Annotated[str, NAME_RULE]),
         ("spec", WorkerSpec | UnsetType, UNSET),
         ("template", str | UnsetType, UNSET),
-        *optional_fields(
-            parts=True,
-            secrets=Annotated[dict[str, str | Secret], Meta(description="Secrets with their values.")],
-            satellite=Annotated[str | dict[str, Any], Meta(description="Its kind, or kind and options, as in a file.")],
-        ),
+        *_OWN_FIELDS,
     ],
     frozen=True,
     forbid_unknown_fields=True,
@@ -159,12 +161,38 @@ class Series(msgspec.Struct, frozen=True):
     rss: list[int | None]
 
 
-class AdoptRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A process that somebody else started, to be taken over."""
+_Adopting: Any = msgspec.defstruct(
+    "_Adopting",
+    [("pid", Annotated[int, Meta(ge=2)]), *(field for field in _OWN_FIELDS if field[0] != "command")],
+    frozen=True,
+    forbid_unknown_fields=True,
+)
 
-    pid: Annotated[int, Meta(ge=2)]
-    env: dict[str, str] = {}
-    lifetime: Lifetime = "adoptable"
+
+class AdoptRequest(_Adopting):  # type: ignore[misc]  # made above
+    """A process that somebody else started, to be taken over, with any fields of a spec but its command."""
+
+
+class StartMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Workers to start together; null for one that is known already."""
+
+    workers: dict[str, WorkerSpec | None]
+    replace: bool = False
+
+
+class StopMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Workers to stop together."""
+
+    names: list[str] | Literal["all"]
+
+
+class ManyTold(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of one worker (``name``), or in the last line what became of all: ``done`` or ``fault``."""
+
+    name: str | None = None
+    status: WorkerStatus | None = None
+    fault: Fault | None = None
+    done: list[WorkerStatus] | None = None
 
 
 class ApplyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 One table says which error of the tree is which status. The ``type`` is stable and made from the error's name
 (``urn:everdeck:unknown-worker``); ``field``, ``fields`` and ``suggestions`` are there when the error knows them.
+``fault`` is the error by its class with all its fields, from which :mod:`everdeck.remote` raises it again.
 Nothing of a request's body is repeated except the refused field, so that no secret comes back in an error.
 """
 
@@ -15,6 +16,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
 from everdeck import errors
+from everdeck.faults import Fault, fault_of
 
 MEDIA_TYPE: Final = "application/problem+json"
 _log: Final = logging.getLogger("everdeck.server")
@@ -23,6 +25,10 @@ _STATUS: Final[tuple[tuple[type[errors.EverdeckError], HTTPStatus], ...]] = (
     (errors.SpecError, HTTPStatus.UNPROCESSABLE_ENTITY),
     (errors.SpecChanged, HTTPStatus.CONFLICT),
     (errors.UnknownWorker, HTTPStatus.NOT_FOUND),
+    (errors.WorkerFailed, HTTPStatus.CONFLICT),
+    (errors.StopFailed, HTTPStatus.CONFLICT),
+    (errors.Unsupported, HTTPStatus.NOT_IMPLEMENTED),
+    (errors.MessageError, HTTPStatus.CONFLICT),
     (errors.RecordBroken, HTTPStatus.CONFLICT),
     (errors.LockConflict, HTTPStatus.CONFLICT),
     (errors.PortUnavailable, HTTPStatus.CONFLICT),
@@ -33,8 +39,11 @@ _STATUS: Final[tuple[tuple[type[errors.EverdeckError], HTTPStatus], ...]] = (
     (errors.WorkerFailed, HTTPStatus.CONFLICT),
     (errors.StopFailed, HTTPStatus.CONFLICT),
     (errors.ResourceExhausted, HTTPStatus.SERVICE_UNAVAILABLE),
+    (errors.KernelError, HTTPStatus.SERVICE_UNAVAILABLE),
     (errors.DeckError, HTTPStatus.SERVICE_UNAVAILABLE),
     (errors.RegistryError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (errors.FeedError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (errors.ClientError, HTTPStatus.SERVICE_UNAVAILABLE),  # this daemon is a member, and the owner did not answer it
 )
 
 
@@ -48,13 +57,14 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     field: str | None = None
     fields: tuple[str, ...] = ()
     suggestions: tuple[str, ...] = ()
+    fault: Fault | None = None
 
 
 def problem_of(error: Exception) -> Problem:
     """The problem document of an error."""
     error = _refused_value(error) or error
     if isinstance(error, errors.EverdeckError):
-        status = next((status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
+        status = status_of(type(error))
         field = error.field if isinstance(error, errors.SpecError) else None
         if isinstance(error, errors.SpawnFailed):
             field = "command"
@@ -66,7 +76,12 @@ def problem_of(error: Exception) -> Problem:
             field=None if field is None else _readable(field),
             fields=tuple(getattr(error, "fields", ())),
             suggestions=tuple(getattr(error, "suggestions", ())),
+            fault=fault_of(error),
         )
+    if isinstance(error, ExceptionGroup):
+        each = [problem_of(one) for one in error.exceptions if isinstance(one, Exception)]
+        status = HTTPStatus(max(told.status for told in each))
+        return Problem("urn:everdeck:several", status.phrase, status, _readable(error.message), fault=fault_of(error))
     if isinstance(error, HTTPException):
         status = HTTPStatus(error.status_code)
         return Problem(
@@ -74,6 +89,11 @@ def problem_of(error: Exception) -> Problem:
         )
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     return Problem("about:blank", status.phrase, status, "an unexpected error; the daemon's log has the details")
+
+
+def status_of(kind: type[errors.EverdeckError]) -> HTTPStatus:
+    """The status that an error of the tree is answered with."""
+    return next((status for known, status in _STATUS if issubclass(kind, known)), HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def problem(status: HTTPStatus, detail: str, kind: str = "about:blank") -> Problem:

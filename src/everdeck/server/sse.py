@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,7 +20,8 @@ import msgspec
 
 from everdeck.deck import AsyncDeck
 from everdeck.errors import DeckClosed, EverdeckError, ResourceExhausted
-from everdeck.logs.reader import Follower
+from everdeck.logs.keeper import bundles
+from everdeck.logs.reader import Follower, Line
 from everdeck.model import Event, EventKind
 
 PING_SECONDS: Final = 10.0
@@ -30,6 +31,7 @@ BATCH: Final = 500
 MOST_LOG_STREAMS: Final = 64
 READ_AGAIN_SECONDS: Final = 1.0
 _PING: Final = b"event: ping\ndata: {}\n\n"
+_END: Final = b"event: end\ndata: {}\n\n"
 _log: Final = logging.getLogger("everdeck.server")
 
 
@@ -131,60 +133,59 @@ class EventFan:
         return [_kept(event) for event in await self._deck.events(after=cursor, limit=BATCH)]
 
 
+class Begin(NamedTuple):
+    """Where a stream of a log begins (at its last lines, or after a position) and how it is shown."""
+
+    lines: int
+    position: int | None
+    grep: str | None
+    colour: bool
+
+
 class LogStreams:
     """Followers of logs, each with its own place in the file and never more than there is inotify for."""
 
     def __init__(self) -> None:
-        self._open = 0
-        self._closing: asyncio.Event = asyncio.Event()
+        self._open: set[asyncio.Event] = set()
+        self._closing = False
 
     def close(self) -> None:
         """End every stream."""
-        self._closing.set()
+        self._closing = True
+        for woken in self._open:
+            woken.set()
 
     def claim(self) -> None:
         """Refuse here, before an answer has begun, when there are too many."""
-        if self._open >= MOST_LOG_STREAMS:
+        if len(self._open) >= MOST_LOG_STREAMS:
             raise ResourceExhausted(f"{MOST_LOG_STREAMS} logs are being followed over HTTP; close one first")
 
-    async def stream(
-        self, name: str, log_dir: Path, lines: int, grep: str | None, holds: Callable[[], bool]
-    ) -> AsyncIterator[bytes]:
-        """The last lines and then every new one, in bundles, for as long as the reader's pass holds."""
-        self._open += 1
+    async def stream(self, log_dir: Path, begin: Begin, holds: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """The last lines and then every new one, in bundles, for as long as the reader's pass holds.
+
+        Each bundle has as its id the position after it, so a reader that comes back goes on there. ``end`` says that
+        the log was removed and that there is nothing to come back for.
+        """
+        woken = asyncio.Event()
+        self._open.add(woken)
         try:
-            with Follower(grep=grep, colour=True) as follower, _readable(follower) as readable:
-                follower.add(name, log_dir, lines=lines)
-                yield _PING
-                while not self._closing.is_set() and holds():
-                    ready = follower.ready(limit=BATCH)
-                    if ready:
-                        yield _lines([line.text for line in ready])
-                        continue
-                    if not await self._either(readable):
-                        yield _PING
-                    readable.clear()
+            with Follower(grep=begin.grep, colour=begin.colour) as follower:
+                follower.add("", log_dir, lines=begin.lines, position=begin.position)
+                yield b"id: %d\n%b" % (follower.position_of(""), _PING)
+                found = bundles(
+                    follower,
+                    limit=BATCH,
+                    idle_seconds=PING_SECONDS,
+                    woken=woken,
+                    is_over=lambda: self._closing or not holds(),
+                )
+                async with contextlib.aclosing(found):
+                    async for bundle in found:
+                        yield _lines(bundle) if bundle else _PING
+                if not follower.names:
+                    yield _END
         finally:
-            self._open -= 1
-
-    async def _either(self, readable: asyncio.Event) -> bool:
-        async with contextlib.AsyncExitStack() as stack:
-            waits = {asyncio.ensure_future(readable.wait()), asyncio.ensure_future(self._closing.wait())}
-            for wait in waits:
-                stack.callback(wait.cancel)
-            done, _ = await asyncio.wait(waits, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        return bool(done)
-
-
-@contextlib.contextmanager
-def _readable(follower: Follower) -> Iterator[asyncio.Event]:
-    loop = asyncio.get_running_loop()
-    event = asyncio.Event()
-    loop.add_reader(follower.fileno(), event.set)
-    try:
-        yield event
-    finally:
-        loop.remove_reader(follower.fileno())
+            self._open.discard(woken)
 
 
 def _matches(kept: _Kept, worker: str | None, kinds: frozenset[EventKind] | None) -> bool:
@@ -196,7 +197,11 @@ def _kept(event: Event) -> _Kept:
     return _Kept(event.id, event.worker, event.kind, wire)
 
 
-def _lines(texts: list[str]) -> bytes:
-    if len(texts) == 1:
-        return b"event: line\ndata: %b\n\n" % msgspec.json.encode({"text": texts[0]})
-    return b"event: lines\ndata: %b\n\n" % msgspec.json.encode({"texts": texts})
+def _lines(lines: list[Line]) -> bytes:
+    position = lines[-1].position
+    if len(lines) == 1:
+        return b"id: %d\nevent: line\ndata: %b\n\n" % (position, msgspec.json.encode({"text": lines[0].text}))
+    return b"id: %d\nevent: lines\ndata: %b\n\n" % (
+        position,
+        msgspec.json.encode({"texts": [line.text for line in lines]}),
+    )

@@ -1,0 +1,156 @@
+"""One verb for many workers at once."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+import msgspec
+from litestar import post
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import JSONBody
+from litestar.response import Stream
+
+from everdeck.access import Role
+from everdeck.errors import EverdeckError, NameRefused
+from everdeck.faults import fault_of
+from everdeck.model import WorkerStatus, worker_name
+from everdeck.server import applying
+from everdeck.server.api.asking import ACTS, Asked, services_of
+from everdeck.server.api.workers import Verb, acted
+from everdeck.server.documents import Bulk, BulkResult, BulkResults, ManyTold, StartMany, StopMany
+from everdeck.server.entrance import grant_of
+from everdeck.server.problems import problem_of
+from everdeck.server.services import Services
+
+MOST_AT_ONCE: Final = 16
+# Ten thousand workers, each with its spec.
+MOST_BODY_BYTES: Final = 64_000_000
+_TOLD: Final = {
+    **ACTS,
+    200: ResponseSpec(
+        data_container=ManyTold, media_type="application/x-ndjson", description="A line each", generate_examples=False
+    ),
+}
+
+
+@post("/api/v1/bulk", responses=ACTS, status_code=200, summary="One verb for many workers", tags=["workers"])
+async def act_on_many(request: Asked, data: JSONBody[Bulk]) -> BulkResults:
+    """Each worker has its own result; one that fails does not keep the others from theirs."""
+    services = services_of(request)
+    grant_of(request).require(Role.ADMIN if data.verb == "remove" else Role.OPERATE, data.verb)
+    names: list[str]
+    if isinstance(data.names, str):
+        names = [status.name for status in await services.deck.list()]
+    else:
+        names = list(dict.fromkeys(data.names))
+    if data.verb == "start":
+        return BulkResults(await _started_together(services, names))
+    if data.verb in {"stop", "remove"}:
+        await _stopped_together(services, names)
+    gate = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def one(name: str) -> BulkResult:
+        async with gate:
+            try:
+                checked = worker_name(name)
+                if data.verb == "remove":
+                    await services.deck.remove(checked)
+                    return BulkResult(name, ok=True)
+                return BulkResult(name, ok=True, status=await acted(services, Verb(data.verb), checked))
+            except EverdeckError as error:
+                return BulkResult(name, ok=False, problem=problem_of(error))
+
+    return BulkResults(list(await asyncio.gather(*(one(name) for name in names))))
+
+
+@post("/api/v1/start-many", responses=_TOLD, status_code=200, request_max_body_size=MOST_BODY_BYTES, tags=["workers"])
+async def start_many(request: Asked, data: JSONBody[StartMany]) -> Stream:
+    """A line of JSON for each worker as it is started or refused, and one for all of them at the end.
+
+    What is not valid is refused before anything is started, as a problem document.
+    """
+    named = any(spec is not None for spec in data.workers.values())
+    grant_of(request).require(Role.ADMIN if named else Role.OPERATE, "start")
+    deck = services_of(request).deck
+
+    async def started(tell: Callable[[ManyTold], None]) -> list[WorkerStatus]:
+        def progress(name: str, answer: WorkerStatus | Exception) -> None:
+            if isinstance(answer, WorkerStatus):
+                tell(ManyTold(name=name, status=answer))
+            else:
+                tell(ManyTold(name=name, fault=fault_of(answer)))
+
+        return await deck.start_many(data.workers, replace=data.replace, progress=progress)
+
+    return await _told_as_it_goes(started)
+
+
+@post("/api/v1/stop-many", responses=_TOLD, status_code=200, request_max_body_size=MOST_BODY_BYTES, tags=["workers"])
+async def stop_many(request: Asked, data: JSONBody[StopMany]) -> Stream:
+    """A line of JSON for each worker that is gone, and one for all of them at the end."""
+    grant_of(request).require(Role.OPERATE, "stop")
+    deck = services_of(request).deck
+
+    async def stopped(tell: Callable[[ManyTold], None]) -> list[WorkerStatus]:
+        names = [status.name for status in await deck.list()] if isinstance(data.names, str) else data.names
+        return await deck.stop_many(names, lambda status: tell(ManyTold(name=status.name, status=status)))
+
+    return await _told_as_it_goes(stopped)
+
+
+HANDLERS: Final[list[HTTPRouteHandler]] = [act_on_many, start_many, stop_many]
+
+
+async def _told_as_it_goes(act: Callable[[Callable[[ManyTold], None]], Awaitable[list[WorkerStatus]]]) -> Stream:
+    """The verb as lines of JSON. It goes on though the reader leaves; one refused at once is an ordinary error."""
+    lines: asyncio.Queue[ManyTold] = asyncio.Queue()
+    acting = asyncio.ensure_future(act(lines.put_nowait))
+    first = asyncio.ensure_future(lines.get())
+    await asyncio.wait({acting, first}, return_when=asyncio.FIRST_COMPLETED)
+    if not first.done():
+        first.cancel()
+        acting.result()  # raises what was refused
+
+    async def told() -> AsyncIterator[bytes]:
+        if not first.cancelled():
+            yield _line(await first)
+        while not (acting.done() and lines.empty()):
+            following = asyncio.ensure_future(lines.get())
+            await asyncio.wait({acting, following}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                yield _line(await following)
+            else:
+                following.cancel()
+        try:
+            yield _line(ManyTold(done=acting.result()))
+        except (EverdeckError, ExceptionGroup) as error:
+            yield _line(ManyTold(fault=fault_of(error)))
+
+    return Stream(told(), media_type="application/x-ndjson", headers={"cache-control": "no-store"})
+
+
+def _line(told: ManyTold) -> bytes:
+    return msgspec.json.encode(told) + b"\n"
+
+
+async def _started_together(services: Services, names: list[str]) -> list[BulkResult]:
+    """Start all in groups that share their commits."""
+    answers: dict[str, WorkerStatus | Exception] = {}
+    checked: list[str] = []
+    for name in names:
+        try:
+            checked.append(worker_name(name))
+        except NameRefused as error:
+            answers[name] = error
+    with contextlib.suppress(ExceptionGroup):
+        await services.deck.start_many(dict.fromkeys(checked), progress=answers.__setitem__)
+    return [applying.result_of(name, answers[name]) for name in names]
+
+
+async def _stopped_together(services: Services, names: list[str]) -> None:
+    """End all trees in one pass; each worker is asked for again afterwards, which then costs nothing or tells why."""
+    known = {status.name for status in await services.deck.list()}
+    with contextlib.suppress(EverdeckError):
+        await services.deck.stop_many([name for name in names if name in known])
