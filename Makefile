@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench chaos docs-img setup clean
+.PHONY: help demo test check bench chaos docs docs-img dist setup clean
 
 BIN := .venv/bin
 ARGS ?=
@@ -40,6 +40,15 @@ bench: ## Everdeck beside its peers and the bare kernel; writes docs/benchmarks.
 chaos: ## random SIGKILLs of owner and workers: make chaos SECONDS=60 SEED=7
 	@scripts/setup test
 	@$(BIN)/python scripts/chaos.py --seconds $(SECONDS) --seed $(SEED) $(ARGS)
+
+docs: ## the documentation as a site with search, in build/docs; a broken link is an error
+	@scripts/setup test
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs $(ARGS)
+	@echo "docs: open build/docs/index.html" >&2
+
+dist: ## wheel and sdist in dist/, from a clean tree, each installed into an empty environment per Python that is there
+	@scripts/setup test
+	@scripts/dist
 
 docs-img: ## the screenshots in docs/img, taken from a real daemon by a real browser
 	@scripts/setup test $(TEST_PROGRAMS)

@@ -45,6 +45,26 @@ def headline_of(result: Result) -> str:
     return text
 
 
+_GOALS = """# What we want to reach
+
+Ours alone: users find the numbers beside peers in [docs/benchmarks.md](../docs/benchmarks.md).
+Written by `make bench` from the same run.
+
+{bars}
+
+{notes}
+"""
+
+
+def _goals(page: Path) -> Path:
+    """Beside the page of a quick run; in this folder for the real one."""
+    return (
+        BENCH / "GOALS.md"
+        if page.name == "benchmarks.md" and page.parent.name == "docs"
+        else page.with_name("GOALS.md")
+    )
+
+
 def write_page(store: Store, page: Path, images: Path) -> None:
     """The whole page and its pictures."""
     everything = store.all()
@@ -52,8 +72,6 @@ def write_page(store: Store, page: Path, images: Path) -> None:
     _draw(results, images)
     parts = {
         "machine": _machine(results),
-        "bars": _table(["work", "bar", "measured", ""], [_bar_row(bar) for bar in judged(results)]),
-        "notes": _optional(BENCH / "notes.md"),
         "companions": _companions(store),
         "ratio_size": f"{_ratio_size(results):,}",
         "spawn": _spawn(results),
@@ -68,6 +86,8 @@ def write_page(store: Store, page: Path, images: Path) -> None:
         "drivers": _table(["", "driven as"], [[_name(name), driver.about] for name, driver in DRIVERS.items()]),
         "failures": _failures(everything),
     }
+    bars = _table(["work", "bar", "measured", ""], [_bar_row(bar) for bar in judged(results)])
+    _goals(page).write_text(_GOALS.format(bars=bars.strip(), notes=_optional(BENCH / "notes.md").strip()))
     text = Template(_TEMPLATE.read_text()).substitute({name: part.strip() for name, part in parts.items()})
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n")

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -709,6 +710,29 @@ def test_apply_shows_a_plan_and_does_it(person: Person, tmp_path: Path) -> None:
     person.types("start", "d", "--template", "t", "-e", "X=2")
     assert person.worker("d")["labels"] == {"template": "t"}
     assert "one of the templates: t" in person.types("start", "e", "--template", "u", expect=2).stderr
+
+
+@pytest.mark.parametrize("whose", ["system", "user"])
+def test_a_unit_names_the_file_beside_it_and_systemd_takes_it(alone: Person, tmp_path: Path, whose: str) -> None:
+    """everdeck.toml of the directory is in it; a user's unit needs no root and tells about lingering."""
+    (tmp_path / "everdeck.toml").write_text("")
+    words = ("--user",) if whose == "user" else ("--run-as", "daemon")
+    unit = tmp_path / "everdeck.service"
+    alone.types("export", "systemd", *words, "-o", unit, cwd=tmp_path)
+    text = unit.read_text()
+    assert f"up {tmp_path / 'everdeck.toml'} --state" in text
+    assert f"WorkingDirectory={tmp_path}\n" in text
+    assert ("User=daemon" in text) is (whose == "system")
+    assert ("loginctl enable-linger" in text) is (whose == "user")
+    assert ("WantedBy=default.target" in text) is (whose == "user")
+    alone.types("export", "systemd", "--user", "--run-as", "nobody", expect=2)
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze on this machine")
+    options = ("--user",) if whose == "user" else ()
+    verdict = subprocess.run(
+        ["systemd-analyze", "verify", *options, str(unit)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "everdeck.service" not in verdict.stderr, verdict.stderr
 
 
 def test_export_writes_what_other_supervisors_read(alone: Person, tmp_path: Path) -> None:

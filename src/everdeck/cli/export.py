@@ -5,15 +5,26 @@ import shutil
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Final
 
-from everdeck.cli import DONE
+from everdeck.cli import DONE, USED_WRONGLY
+
+DEFAULT_FILE: Final = "everdeck.toml"
 
 
 def export_options(parser: ArgumentParser) -> None:
     """Options of export."""
     parser.add_argument("target", choices=("systemd", "kubernetes"))
-    parser.add_argument("file", metavar="FILE", nargs="?", help="the everdeck.toml that `up` shall apply")
-    parser.add_argument("--user", metavar="USER", help="systemd: run the daemon as this user")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        nargs="?",
+        help="configuration for `up` (default: ./everdeck.toml if there)",
+    )
+    parser.add_argument("--user", action="store_true", help="systemd: a unit of your own user manager, without root")
+    parser.add_argument(
+        "--run-as", metavar="USER", help="systemd: a unit of the system that runs the daemon as this user"
+    )
     parser.add_argument("--name", default="everdeck", help="name of the unit or the resources (default everdeck)")
     parser.add_argument(
         "--image", default="everdeck:latest", help="kubernetes: the image with everdeck and your workers"
@@ -23,12 +34,21 @@ def export_options(parser: ArgumentParser) -> None:
     parser.epilog = (
         "examples:\n"
         "  everdeck export systemd /etc/everdeck.toml -o /etc/systemd/system/everdeck.service\n"
+        "  everdeck export systemd --user -o ~/.config/systemd/user/everdeck.service\n"
         "  everdeck export kubernetes everdeck.toml --image registry.example/bots:7 | kubectl apply -f -"
     )
 
 
 def export(options: Namespace) -> int:
     """Print what another supervisor needs to keep this deck's daemon running."""
+    if options.user and (options.run_as or options.target != "systemd"):
+        print(
+            "everdeck export: --user is for a systemd unit of your own, which cannot run as another user",
+            file=sys.stderr,
+        )
+        return USED_WRONGLY
+    if options.file is None and Path(DEFAULT_FILE).is_file():
+        options.file = DEFAULT_FILE
     text = _systemd_unit(options) if options.target == "systemd" else _kubernetes_manifest(options)
     if options.output:
         Path(options.output).write_text(text, encoding="utf-8")
@@ -37,36 +57,12 @@ def export(options: Namespace) -> int:
     return DONE
 
 
-def _systemd_unit(options: Namespace) -> str:
-    program = shutil.which("everdeck") or f"{sys.executable} -m everdeck.cli"
-    state = options.state.resolve()
-    file = f" {_quoted(str(Path(options.file).resolve()))}" if options.file else ""
-    user = f"User={options.user}\n" if options.user else ""
-    return f"""\
-[Unit]
-Description=Everdeck: the deck in {state}
-Documentation=man:systemd.service(5)
-After=network-online.target
-Wants=network-online.target
-StartLimitIntervalSec=0
-
-[Service]
-Type=notify
-NotifyAccess=main
-{user}ExecStart={program} up{file} --state {_quoted(str(state))}
-ExecReload={program} reload --state {_quoted(str(state))}
-Restart=always
-RestartSec=1
-
-# Only the daemon is signalled when the unit stops or restarts. Adoptable workers live on in the unit's cgroup and the
-# next daemon takes them over; bound ones are ended by the daemon or, if it was killed, by its guardian.
-KillMode=process
-SendSIGKILL=no
-TimeoutStopSec=30
-
-# A subtree of cgroups of our own: cgroup.kill then reaches even what called setsid().
-Delegate=yes
-
+_USER_HINT: Final = """\
+# For your own manager: save it as ~/.config/systemd/user/{name}.service, then
+#   systemctl --user daemon-reload && systemctl --user enable --now {name}
+# It ends with your last session, and starts with your next, unless you say once:  loginctl enable-linger
+"""
+_HARDENING: Final = """\
 # Hardening that workers share, since they are children. Loosen it where a worker needs more.
 # Not set on purpose: PrivateTmp and ProtectSystem=strict give each start of the daemon a mount namespace of its own,
 # and a worker that survived would live in the old one.
@@ -83,12 +79,49 @@ RestrictSUIDSGID=yes
 LockPersonality=yes
 RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
 SystemCallArchitectures=native
-LimitNOFILE=65536
+"""
+
+
+def _systemd_unit(options: Namespace) -> str:
+    program = shutil.which("everdeck") or f"{sys.executable} -m everdeck.cli"
+    state = options.state.resolve()
+    file = f" {_quoted(str(Path(options.file).resolve()))}" if options.file else ""
+    user = f"User={options.run_as}\n" if options.run_as else ""
+    place = _quoted(str(Path.cwd() if options.file is None else Path(options.file).resolve().parent))
+    # A user's manager has no network-online.target and no right to the settings that need root.
+    network = "" if options.user else "After=network-online.target\nWants=network-online.target\n"
+    hardening = "UMask=0077\nNoNewPrivileges=yes\n" if options.user else _HARDENING
+    wanted_by = "default.target" if options.user else "multi-user.target"
+    return f"""\
+{_USER_HINT.format(name=options.name) if options.user else ""}[Unit]
+Description=Everdeck: the deck in {state}
+Documentation=man:systemd.service(5)
+{network}StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+NotifyAccess=main
+WorkingDirectory={place}
+{user}ExecStart={program} up{file} --state {_quoted(str(state))}
+ExecReload={program} reload --state {_quoted(str(state))}
+Restart=always
+RestartSec=1
+
+# Only the daemon is signalled when the unit stops or restarts. Adoptable workers live on in the unit's cgroup and the
+# next daemon takes them over; bound ones are ended by the daemon or, if it was killed, by its guardian.
+KillMode=process
+SendSIGKILL=no
+TimeoutStopSec=30
+
+# A subtree of cgroups of our own: cgroup.kill then reaches even what called setsid().
+Delegate=yes
+
+{hardening}LimitNOFILE=65536
 TasksMax=infinity
 OOMPolicy=continue
 
 [Install]
-WantedBy=multi-user.target
+WantedBy={wanted_by}
 """
 
 
