@@ -53,9 +53,11 @@ class Adopted(Told):
 
 
 class Stopping(Told):
-    """``stopping``."""
+    """``stopping``; ``reason`` and ``survivors`` when SIGKILL was not enough: they sit in a call that never returns."""
 
     pid: int | None
+    reason: NotRequired[str]
+    survivors: NotRequired[list[Survivor]]
 
 
 class Stopped(Told):
@@ -67,7 +69,7 @@ class Stopped(Told):
 
 
 class Ended(Told):
-    """``exited`` and ``crashed``; ``error`` when it could not even be executed."""
+    """``exited`` and ``crashed``; ``error`` when it could not be executed, ``left_behind`` by one that daemonised."""
 
     pid: int | None
     exit: NotRequired[ExitTold]
@@ -75,6 +77,8 @@ class Ended(Told):
     delay_seconds: NotRequired[float]
     reason: NotRequired[str]
     error: NotRequired[str]
+    why_unknown: NotRequired[str]
+    left_behind: NotRequired[list[str]]
 
 
 class Failed(Told):
@@ -130,11 +134,13 @@ class LogRotated(Told):
 
 
 class OwnerChanged(Told):
-    """``owner-changed``; ``set_aside`` when the registry was not sound."""
+    """``owner-changed``; ``set_aside`` when the registry was not sound, and whom the kernel knew better than it."""
 
     pid: int
     previous_pid: int | None
     set_aside: NotRequired[str]
+    found_by_lock: NotRequired[list[str]]
+    homes_made_again: NotRequired[list[str]]
     why: NotRequired[str | None]
 
 

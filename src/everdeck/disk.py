@@ -19,8 +19,11 @@ from everdeck.crashpoints import crash_point
 _HAS_NO_DISK: Final = (errno.EINVAL, errno.ENOSYS, errno.EROFS)
 
 
-def replace_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Give ``path`` this content in one step that survives a power cut; every file that we replace passes here."""
+def replace_file(path: Path, content: bytes, *, mode: int = 0o600, synced: bool = True) -> None:
+    """Give ``path`` this content in one step that survives a power cut; every file that we replace passes here.
+
+    With ``synced`` false it survives the death of any process, and the caller syncs it later (:func:`sync_path`).
+    """
     beside = path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
         beside.unlink()
@@ -31,7 +34,8 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
             with open(fd, "wb", closefd=False) as file:
                 file.write(content)
             os.fchmod(fd, mode)
-            sync(fd)
+            if synced:
+                sync(fd)
         finally:
             os.close(fd)
         crash_point("replace.written")
@@ -41,12 +45,22 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
             beside.unlink()
         raise
     crash_point("replace.renamed")
-    sync_directory(path.parent)
+    if synced:
+        sync_directory(path.parent)
 
 
 def sync_directory(path: Path | str) -> None:
     """Wait until the names in a directory are on the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_path(path: Path | str) -> None:
+    """Wait until the content of a file, or the names in a directory, are on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         sync(fd)
     finally:

@@ -13,6 +13,7 @@ SOCKET: Final = "deck.sock"
 HTTP_SOCKET: Final = "http.sock"
 WORKERS: Final = "workers"
 LOCK: Final = "lock"
+NOTE: Final = "note"
 LOG: Final = "log"
 DATA: Final = "data"
 SECRETS: Final = "secrets"
@@ -29,6 +30,11 @@ class WorkerDir:
     def lock(self) -> Path:
         """Held by the worker's own processes for as long as any of them lives."""
         return self.path / LOCK
+
+    @property
+    def note(self) -> Path:
+        """What was last started here, for a registry that was lost."""
+        return self.path / NOTE
 
     @property
     def log(self) -> Path:

@@ -123,7 +123,8 @@ def test_a_corrupt_registry_is_set_aside_and_live_workers_are_found_again(tmp_pa
         (state / journal).unlink(missing_ok=True)
 
     with Deck(state) as deck:
-        assert {status.name: status.pid for status in deck.list()} == pids
+        assert {status.name: status.pid for status in deck.list()} == {**pids, "gone": None}
+        assert deck.status("gone").state is State.STOPPED, "what it was is known from its note; nobody starts it"
         assert (state / "deck.db.corrupt-1").exists()
         assert deck.events()[0].detail["set_aside"] == "deck.db.corrupt-1"
         assert (state / "workers" / "gone" / "data").exists(), "nobody's data is thrown away"

@@ -15,8 +15,9 @@ from everdeck import Deck, Restart, State, Stop
 from everdeck.deck.peek import peek
 from everdeck.errors import SpawnFailed
 from everdeck.kernel.identity import read_stat
-from support.deck_owner import owner, until
+from support.deck_owner import owner
 from support.hung_mount import hung_mount
+from support.waiting import until
 
 FOREVER = ["sleep", "1000"]
 

@@ -34,16 +34,16 @@ class Durability:
         self._registry = registry
         self._loop = loop
         self._synced = 0
-        self._directories: set[str] = set()
+        self._paths: set[str] = set()
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._syncing: asyncio.Future[None] | None = None
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         registry.on_write = self._written
 
-    def also(self, directory: str) -> None:
-        """With the next sync, sync the names in this directory too: a worker's home was made or moved there."""
-        self._directories.add(directory)
+    def also(self, path: str) -> None:
+        """With the next sync, sync this too: a directory in which a home was made or moved, a note that was written."""
+        self._paths.add(path)
 
     async def answerable(self) -> None:
         """Return when what was recorded so far may be told as an answer; raises if the disk refuses it."""
@@ -64,30 +64,28 @@ class Durability:
             self._timer = None
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "everdeck-sync")
-        writes, directories = self._registry.writes, self._directories
-        self._directories = set()
+        writes, paths = self._registry.writes, self._paths
+        self._paths = set()
         # Not the executor's own future: for a moment that one is done and not yet noted here, and whoever looked just
         # then would wait for something that is over, which does not let go of the loop, and look again, for ever.
         self._syncing = told = self._loop.create_future()
-        syncing = self._loop.run_in_executor(self._thread, self._sync, directories)
-        syncing.add_done_callback(lambda done: self._ended(done, told, writes, directories))
+        syncing = self._loop.run_in_executor(self._thread, self._sync, paths)
+        syncing.add_done_callback(lambda done: self._ended(done, told, writes, paths))
 
-    def _sync(self, directories: set[str]) -> None:
-        # The directories first: a record whose directory was lost is worse than a directory that nobody recorded.
-        for directory in directories:
+    def _sync(self, paths: set[str]) -> None:
+        # The paths first: a record whose directory was lost is worse than a directory that nobody recorded.
+        for path in paths:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed since
-                disk.sync_directory(directory)
+                disk.sync_path(path)
         self._registry.sync()
 
-    def _ended(
-        self, done: "asyncio.Future[None]", told: "asyncio.Future[None]", writes: int, directories: set[str]
-    ) -> None:
+    def _ended(self, done: "asyncio.Future[None]", told: "asyncio.Future[None]", writes: int, paths: set[str]) -> None:
         self._syncing = None
         if done.cancelled():
             told.cancel()
             return
         if (error := done.exception()) is not None:
-            self._directories |= directories
+            self._paths |= paths
             _log.error("what was recorded is not on the disk yet: %s", error)
             told.set_exception(error)
             told.exception()  # it may be that nobody waits for it

@@ -17,15 +17,23 @@ from msgspec.structs import replace
 
 from everdeck.child import DIR_ENV, WORKER_ENV
 from everdeck.crashpoints import crash_point
-from everdeck.deck import guardian_link
+from everdeck.deck import guardian_link, notes
 from everdeck.deck import reconcile as rules
 from everdeck.deck.ending import Ending, killed, pid_of
 from everdeck.deck.healing import Healing, exit_of_zombie
 from everdeck.deck.home import Inherited
 from everdeck.deck.parts import RETRY_SECONDS, Change, Parts
-from everdeck.deck.starting import Starting, leader_by_cookie, spec_from_process
+from everdeck.deck.starting import Starting, leader_by_cookie, leader_by_lock, spec_from_process
 from everdeck.deck.worker import Worker
-from everdeck.errors import KernelError, NameRefused, ProcessGone, ResourceExhausted, SpecError
+from everdeck.errors import (
+    KernelError,
+    NameRefused,
+    ProcessGone,
+    RegistryUnavailable,
+    ResourceExhausted,
+    SpecError,
+    StateDirRefused,
+)
 from everdeck.kernel import containment, exits, flock
 from everdeck.kernel import identity as ids
 from everdeck.kernel.escalation import Outcome
@@ -66,8 +74,10 @@ class Recovery:
             parts.registry.delete(WorkerName(name))
         for record in parts.registry.records():
             parts.workers[record.name] = self._worker(record)
-        self._tell_owner_changed(owner_pid)
         self._find_unrecorded()
+        newer = self._believe_locks()
+        remade = self._remake_homes()
+        self._tell_owner_changed(owner_pid, found_by_lock=newer, homes_made_again=remade)
         crash_point("open.read")
         for name, fd in inherited.lifelines.items():
             if name in parts.workers:
@@ -123,10 +133,11 @@ class Recovery:
         worker.on_death = self._healing.died
         return worker
 
-    def _tell_owner_changed(self, owner_pid: int) -> None:
+    def _tell_owner_changed(self, owner_pid: int, **found: list[str]) -> None:
         registry = self._parts.registry
         previous = registry.meta("owner_pid")
         detail: dict[str, Any] = {"pid": owner_pid, "previous_pid": int(previous) if previous else None}
+        detail |= {what: names for what, names in found.items() if names}
         if registry.set_aside is not None:
             detail |= {"set_aside": registry.set_aside.name, "why": registry.corruption}
             _log.warning("the registry was not sound and was set aside as %s", registry.set_aside)
@@ -221,9 +232,10 @@ class Recovery:
         return "gone"
 
     def _find_unrecorded(self) -> None:
-        """Workers whose lock is held but whom the registry does not know: it was lost, they were not."""
+        """Workers that the registry does not know: it was lost or is old, they were not."""
         parts = self._parts
-        if parts.registry.set_aside is not None:
+        lost = parts.registry.set_aside is not None or parts.registry.is_new
+        if lost:
             self._find_by_cookie()
         for name in parts.home.worker_names():
             if name in parts.workers:
@@ -232,10 +244,22 @@ class Recovery:
             if not lock_path.exists():
                 parts.home.discard_unstarted(name)
             elif flock.is_held(lock_path):
-                for pid in flock.holders(lock_path):
-                    with contextlib.suppress(KernelError):
-                        if flock.is_heir(lock_path, pid) and self._find_again(name, pid):
-                            break
+                self._find_by_lock(name)
+            elif lost and (note := notes.read(parts.engine.home(name))) is not None:
+                # Nobody runs for it: what it was is known again, and a person says whether it should run.
+                self._know(Record(name, encoded_spec(note.spec), "stopped", State.STOPPED, note.cookie))
+
+    def _find_by_lock(self, name: WorkerName) -> None:
+        """Its lock is held: by whom it was handed down to, its leader first."""
+        lock_path = self._parts.engine.lock_path(name)
+        heirs = [pid for pid in flock.holders(lock_path) if flock.is_heir(lock_path, pid)]
+        for pid in heirs:
+            with contextlib.suppress(KernelError):
+                if self._find_again(name, pid):
+                    return
+        note = notes.read(self._parts.engine.home(name))
+        if heirs and note is not None:  # its leader is gone, and others of its tree are not: recovery ends them
+            self._know(Record(name, encoded_spec(note.spec), "running", State.RUNNING, note.cookie))
 
     def _find_by_cookie(self) -> None:
         """A worker that dropped its lock (sudo, closefrom) still says in its environment whose it is.
@@ -253,8 +277,14 @@ class Recovery:
                         self._find_again(name, pid, by_claim=True)
 
     def _find_again(self, name: WorkerName, pid: int, *, by_claim: bool = False) -> bool:
-        """Note down a worker that the registry lost, as what its process is; its account is the process's own."""
+        """Note down a worker that the registry lost, as what its process is; its account is the process's own.
+
+        A program that has overwritten its environment shows no cookie; an heir of the lock is of the noted start.
+        """
         parts, cookie = self._parts, containment.cookie_of(pid)
+        note = notes.read(parts.engine.home(name))
+        if cookie is None and note is not None and not by_claim:
+            cookie = note.cookie
         if cookie is None or ids.read_stat(pid).session != pid:
             return False
         # The directory is the account's. An heir of the lock may have given up our rights by itself.
@@ -265,8 +295,8 @@ class Recovery:
         pidfd = ids.open_pidfd(pid)
         try:
             identity = ids.identity_of(pidfd, pid)
-            spec = spec_from_process(pid, parts.engine.fields_of_running(name, pid))
-            parts.engine.check(spec)
+            noted = note is not None and note.cookie == cookie
+            spec = note.spec if note is not None and noted else self._spec_of(name, pid)
             if ids.is_readable(pidfd):
                 return False
         except SpecError as err:
@@ -275,10 +305,17 @@ class Recovery:
         finally:
             os.close(pidfd)
         record = Record(name, encoded_spec(spec), "running", State.RUNNING, cookie, identity)
-        record = replace(record, started_at=self._parts.started_at(identity))
-        self._parts.registry.save(record)
-        self._parts.workers[name] = self._worker(record)
+        self._know(replace(record, started_at=self._parts.started_at(identity)))
         return True
+
+    def _spec_of(self, name: WorkerName, pid: int) -> WorkerSpec:
+        spec = spec_from_process(pid, self._parts.engine.fields_of_running(name, pid))
+        self._parts.engine.check(spec)
+        return spec
+
+    def _know(self, record: Record) -> None:
+        self._parts.registry.save(record)
+        self._parts.workers[record.name] = self._worker(record)
 
     def _leave_stopped(self, name: WorkerName, pid: int, error: SpecError) -> None:
         """It runs, and we do not know as whom we may start it again: so we do not, and say why."""
@@ -289,6 +326,47 @@ class Recovery:
             parts.registry.save(record)
             parts.events.append(name, EventKind.LOCK_CONFLICT, pid=pid, command=ids.command_line(pid), why=str(error))
         parts.workers[name] = self._worker(record)
+
+    def _believe_locks(self) -> list[str]:
+        """Where a lock is held by a start that the registry does not know (it is older), the lock is right.
+
+        The note beside the lock tells of which start it is; a registry restored from a backup tells of another.
+        """
+        newer = []
+        for worker in self._parts.workers.values():
+            home = f"{self._parts.engine.workers_dir}/{worker.name}"
+            if not notes.tells_of_another_start(home, worker.record.cookie) or not flock.is_held(worker.lock_path):
+                continue
+            note, leader = notes.read(home), leader_by_lock(worker.lock_path)
+            if note is None or leader is None:
+                continue
+            pidfd, identity = leader
+            os.close(pidfd)
+            worker.record = replace(
+                worker.record,
+                spec_json=encoded_spec(note.spec),
+                desired="running",
+                phase=State.RUNNING,
+                cookie=note.cookie,
+                identity=identity,
+                cgroup=None,
+                started_at=self._parts.started_at(identity),
+            )
+            self._parts.registry.save(worker.record)
+            newer.append(worker.name)
+        return newer
+
+    def _remake_homes(self) -> list[str]:
+        """A record without a directory (a power cut, somebody's rm): it gets an empty one again, and that is said."""
+        remade = []
+        for worker in self._parts.workers.values():
+            if not os.path.isdir(f"{self._parts.engine.workers_dir}/{worker.name}"):  # noqa: PTH112 - ten thousand times
+                with contextlib.suppress(StateDirRefused, RegistryUnavailable):
+                    self._parts.engine.prepare(worker.record.name, worker.record.spec)
+                    remade.append(worker.name)
+        if remade:
+            _log.warning("%d workers had no directory any more and got an empty one: %s", len(remade), remade[:20])
+        return remade
 
     # --- ending -------------------------------------------------------------------------------------------------
 

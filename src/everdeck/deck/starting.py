@@ -10,12 +10,14 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from everdeck.crashpoints import crash_point
+from everdeck.deck import notes
 from everdeck.deck.ending import Ending, pid_of
 from everdeck.deck.engine import Launched, choose_port, port_is_free
 from everdeck.deck.parts import Parts
@@ -194,6 +196,12 @@ class Starting:
             return  # the holder turned out to be the worker itself: adopted
         try:
             crash_point("start.locked")
+            with contextlib.suppress(
+                OSError
+            ):  # no room for it: the registry has it, and the process itself can be asked
+                home = str(parts.engine.home(intent.name))
+                parts.durability.also(str(notes.write(home, intent.cookie, encoded_spec(spec))))
+                parts.durability.also(home)
             if spec.lifetime == "bound":
                 # Before it runs: a guardian that knows the cookie ends it though we die before we know its pid.
                 self.bind(worker, spec)
@@ -277,7 +285,7 @@ class Starting:
         if "L2" not in self._parts.layers:
             return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         tree = Tree(name, before.cookie, worker.lock_path, before.identity)
-        leader = leader_by_cookie(tree)
+        leader = leader_by_cookie(tree) or self._leader_by_note(worker, before)
         if leader is not None and before.spec.lifetime == "adoptable":
             worker.pidfd, identity = leader
             worker.is_child = exits.is_our_child(worker.pidfd)
@@ -298,6 +306,11 @@ class Starting:
             if lock_fd is not None:
                 return lock_fd
         raise self.conflict(worker)
+
+    def _leader_by_note(self, worker: Worker, before: Record) -> tuple[int, Identity] | None:
+        """Who holds the lock, if the note beside it says that it is of the start that the record means."""
+        note = notes.read(self._parts.engine.home(worker.record.name))
+        return leader_by_lock(worker.lock_path) if note is not None and note.cookie == before.cookie else None
 
     def conflict(self, worker: Worker) -> LockConflict:
         """Somebody holds the lock whom we cannot prove to be ours: an event, and the error that says who."""
@@ -466,6 +479,27 @@ def leader_by_cookie(tree: Tree) -> tuple[int, Identity] | None:
             if ids.read_stat(pid).session == pid and containment.cookie_of(pid) == tree.cookie:
                 return pidfd, identity
         os.close(pidfd)
+    return None
+
+
+def leader_by_lock(lock_path: Path) -> tuple[int, Identity] | None:
+    """The session leader among those to whom the lock was handed down, with a pidfd that is the caller's.
+
+    A program that overwrites its environment shows no cookie any more; its lock it still holds.
+    """
+    for pid in flock.holders(lock_path):
+        with contextlib.suppress(KernelError):
+            if ids.read_stat(pid).session != pid or not flock.is_heir(lock_path, pid):
+                continue
+            pidfd = ids.open_pidfd(pid)
+            try:
+                identity = ids.identity_of(pidfd, pid)
+            except KernelError:
+                os.close(pidfd)
+                continue
+            if flock.is_heir(lock_path, pid) and not ids.is_readable(pidfd):
+                return pidfd, identity
+            os.close(pidfd)
     return None
 
 

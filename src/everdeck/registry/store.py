@@ -136,6 +136,7 @@ class Registry:
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
         self.set_aside: Path | None = None
+        self.is_new = False
         self.connection = connection
         self.in_transaction = False
         self.writes = 0
@@ -193,6 +194,7 @@ class Registry:
         """Go on with the event ids where nobody can have seen one, and hold the log of commits for syncing."""
         reserved = _ids_reserved(self.path)
         last = self.last_event_id()
+        self.is_new = last == 0 and self.meta("deck_id") is None
         if self.meta("boot_id") != boot_id and reserved > last:
             self.connection.execute(_sql("go_on_after_event"), {"id": reserved})
         self._ids_reserved = reserved

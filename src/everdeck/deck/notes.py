@@ -1,0 +1,72 @@
+"""A note beside each worker's lock: what was started there, for the day on which the registry is lost or old.
+
+``workers/NAME/note`` is written by the owner at each start, before the process exists, and is the owner's: a worker of
+another account can neither read nor write it. It holds the cookie of that start and the spec, without the values of
+secrets. A registry that was deleted, damaged or restored from a backup is compared with it: whoever holds the lock was
+started with what the note says, also when the program has overwritten its own environment (as setproctitle does).
+
+A note is not synced by itself: the sync that an answer waits for takes it along. One that a power cut left empty is no
+note, and then the process itself is asked.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from everdeck import disk
+from everdeck.errors import SpecError
+from everdeck.model import Cookie, WorkerSpec
+from everdeck.statedir import NOTE
+
+_LARGEST_BYTES: Final = 1 << 24
+_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Note(msgspec.Struct, frozen=True):
+    """The last start of one worker."""
+
+    cookie: Cookie
+    spec: WorkerSpec
+
+
+_decode: Final = msgspec.json.Decoder(Note).decode
+
+
+def write(home: str, cookie: Cookie, spec_json: bytes) -> Path:
+    """Note a start that is about to happen; returns what the next sync should take along."""
+    path = Path(home, NOTE)
+    disk.replace_file(path, b'{"cookie":' + msgspec.json.encode(cookie) + b',"spec":' + spec_json + b"}", synced=False)
+    return path
+
+
+def read(home: Path | str) -> Note | None:
+    """The last note, if there is one that can be read and is ours."""
+    try:
+        return _decode(_raw(home))
+    except (msgspec.MsgspecError, SpecError, ValueError):
+        return None
+
+
+def tells_of_another_start(home: str, cookie: Cookie) -> bool:
+    """Is there a note, and is it not of this start? Cheap, because ten thousand are asked when a deck is opened."""
+    raw = _raw(home)
+    return bool(raw) and cookie.encode() not in raw
+
+
+def _raw(home: Path | str) -> bytes:
+    try:
+        fd = os.open(f"{home}/{NOTE}", _FLAGS)
+    except OSError:
+        return b""
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_size > _LARGEST_BYTES:
+            return b""
+        return os.read(fd, facts.st_size)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
