@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from everdeck.crashpoints import crash_point
 from everdeck.kernel import unixsocket
 from everdeck.statedir import SOCKET
 from everdeck.wire import frames
@@ -93,9 +94,12 @@ def fetch(state_dir: Path, word: str) -> Given | None:
             manifest = msgspec.msgpack.decode(_body(connection), type=Manifest)
             while len(fds) < manifest.count:
                 fds += _received(connection)
+            crash_point("handover.received")
             connection.sendall(_TAKEN)
+            crash_point("handover.taken")
             connection.settimeout(None)  # it lets go of everything first, and its end is an end of this
             if connection.recv(1) == _GO:
+                crash_point("handover.may-act")
                 return _given(manifest, fds)
     except (OSError, EOFError, msgspec.MsgspecError):
         pass

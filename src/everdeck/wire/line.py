@@ -85,7 +85,7 @@ class Line(asyncio.Protocol):
     ) -> _Answer:
         """The answer, or the error as the owner raised it."""
         number = next(self._numbers)
-        answer = self._waiting[number] = self._loop.create_future()
+        answer = self._waiting[number] = self._expected()
         if tell is not None:
             item_of = decoder(verb.items).decode
             self._told[number] = lambda value: tell(item_of(value))
@@ -100,7 +100,7 @@ class Line(asyncio.Protocol):
     async def stream(self, verb: Stream[_Answer]) -> AsyncIterator[_Answer]:
         """Each item as it comes; the owner sends no more than there is room for here."""
         number = next(self._numbers)
-        ended = self._waiting[number] = self._loop.create_future()
+        ended = self._waiting[number] = self._expected()
         items: asyncio.Queue[msgspec.Raw | None] = asyncio.Queue()
         self._told[number] = items.put_nowait
         ended.add_done_callback(lambda _: items.put_nowait(None))
@@ -121,6 +121,12 @@ class Line(asyncio.Protocol):
                     self._send(Cancel(number))
             self._waiting.pop(number, None)
             self._told.pop(number, None)
+
+    def _expected(self) -> "asyncio.Future[msgspec.Raw]":
+        """An answer to come. Who stops waiting for it need not hear that it never came."""
+        answer: asyncio.Future[msgspec.Raw] = self._loop.create_future()
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return answer
 
     def hang_up(self) -> None:
         """End the connection."""

@@ -300,7 +300,7 @@ class _Connection(asyncio.Protocol):
         self.send(Refused(number, fault_of(err)))
 
     def _refuse_all(self, refusal: FrameRefused) -> None:
-        _log.warning("pid %d on the deck's socket: %s", self._peer.pid, refusal)
+        _log.info("pid %d on the deck's socket: %s", self._peer.pid, refusal)
         self.send(Refused(0, fault_of(refusal)))
         self.hang_up()
 
