@@ -51,6 +51,7 @@ VERBS: Final[dict[str, Entry]] = {
     "inspect": Entry("inspect", "everything about one worker", _LOOK),
     "logs": Entry("logs", "what workers print", _LOOK),
     "events": Entry("events", "what happened", _LOOK),
+    "members": Entry("members", "which processes have the deck open, and which one owns it", _LOOK),
     "top": Entry("top", "a live view in the terminal", _LOOK),
     "doctor": Entry("doctor", "check kernel features and find problems", _MOVE),
     "adopt": Entry("adopt", "take over a process that somebody else started", _MOVE),
