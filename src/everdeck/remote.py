@@ -177,7 +177,8 @@ class RemoteDeck:
 
     async def adopt(self, name: Name, pid: int, **fields: Any) -> WorkerStatus:
         """Take over a process that somebody else started on the daemon's machine, without stopping it."""
-        body = {"pid": pid, "fields": fields}
+        checked = WorkerSpec.of(("its own",), **fields)
+        body = {"pid": pid, **{field: getattr(checked, field) for field in fields}}
         return await self._ask(WorkerStatus, "POST", f"{_worker(worker_name(name))}/adopt", body)
 
     async def reconcile(self) -> None:

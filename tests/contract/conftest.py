@@ -13,6 +13,7 @@ import pytest
 from everdeck import AsyncDeck
 from everdeck.verbs import Verbs
 from support.repo_processes import end_all_under
+from support.web_served import served_at
 
 OWNER = (
     "from everdeck import Deck; import sys, signal; deck = Deck(sys.argv[1]); print('up', flush=True); signal.pause()"
@@ -41,8 +42,17 @@ async def as_member(state: Path) -> AsyncIterator[Verbs]:
             owner.kill()
 
 
+@contextlib.asynccontextmanager
+async def as_remote(state: Path) -> AsyncIterator[Verbs]:
+    """A daemon owns the deck and serves HTTP, and this process knows its address and a token."""
+    with served_at(state) as daemon:
+        async with AsyncDeck(daemon.base, token=daemon.token) as deck:
+            assert (await deck.abilities()).kind == "remote"
+            yield deck
+
+
 OpenDeck = Callable[[Path], AbstractAsyncContextManager[Verbs]]
-DECKS: dict[str, OpenDeck] = {"owner": as_owner, "member": as_member}
+DECKS: dict[str, OpenDeck] = {"owner": as_owner, "member": as_member, "remote": as_remote}
 
 
 @pytest.fixture(params=list(DECKS))

@@ -163,7 +163,7 @@ class Series(msgspec.Struct, frozen=True):
 
 _Adopting: Any = msgspec.defstruct(
     "_Adopting",
-    [("pid", Annotated[int, Meta(ge=2)]), *(field for field in _OWN_FIELDS if field[0] != "command")],
+    [("pid", int), *(field for field in _OWN_FIELDS if field[0] != "command")],
     frozen=True,
     forbid_unknown_fields=True,
 )
