@@ -16,10 +16,12 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from msgspec.structs import replace
@@ -127,6 +129,7 @@ class CronOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _text("expression", self.expression)
+        _check_cron(self.expression, self.tz)
         _one_of("missed", self.missed, ("once", "all", "skip"))
 
 
@@ -176,9 +179,8 @@ _OURS: Final = (
         "webhook",
         "everdeck.satellites.webhook:Webhook",
         WebhookOptions,
-        secrets=("SECRET",),
+        secrets=("SECRET", "TOKEN"),
         port=True,
-        sends=False,
         text="an HTTP listener; stored before it is answered",
     ),
 )
@@ -311,6 +313,8 @@ class Satellite:
         **fields: Any,
     ) -> WorkerSpec:
         """An HTTP listener on the worker's port. With ``secret`` signatures are checked, as ``preset`` has them."""
+        if preset is not None and secret is None:
+            raise SpecError("secret", secret, f"a value: the preset {preset!r} checks signatures with it")
         secrets = {} if secret is None else {"SECRET": secret}
         return Satellite.of("webhook", {"path": path, "preset": preset}, secrets=secrets, to=to, **fields)
 
@@ -428,3 +432,19 @@ def _text(field: str, given: object) -> None:
 def _port(field: str, given: object) -> None:
     if type(given) is not int or not 0 < given < 65536:  # noqa: PLR2004 - the range of TCP ports
         raise SpecError(field, given, "a port from 1 to 65535")
+
+
+def _check_cron(expression: str, tz: str) -> None:
+    """Refuse it before anything is written, where the package that knows is installed."""
+    try:
+        ZoneInfo(tz)
+    except (ZoneInfoNotFoundError, ValueError) as err:
+        raise SpecError("tz", tz, "the name of a time zone, such as Europe/Berlin") from err
+    try:
+        from cronsim import CronSim, CronSimError  # noqa: PLC0415 - an extra
+    except ImportError:
+        return
+    try:
+        CronSim(expression, datetime.now(UTC))
+    except CronSimError as err:
+        raise SpecError("expression", expression, f"five fields of cron ({err})") from err

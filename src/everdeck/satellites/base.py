@@ -26,12 +26,15 @@ A package adds a kind with an entry point of the group ``everdeck.satellites`` t
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from everdeck.errors import SpecError
+from everdeck.feed.policy import Retry
 from everdeck.feed.records import Cursor, Position
+from everdeck.feed.store import wall_clock
 from everdeck.messages import Incoming, Outgoing
 
 OptionsT = TypeVar("OptionsT")
@@ -54,12 +57,15 @@ class Context:
     """What a kind may know and say.
 
     ``connected`` and ``failing`` are what people see as the state of the connection; ``tell`` is an event of the deck.
+    ``transaction`` is one in the satellite's file, for tables of the kind's own.
     """
 
     worker: str
     data: Path
     credentials: Path | None
     port: int | None = None
+    clock: Callable[[], float] = wall_clock
+    transaction: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext
     connected: Callable[..., None] = lambda **_: None
     failing: Callable[[str], None] = lambda _: None
     tell: Callable[..., None] = lambda *_, **__: None
@@ -90,6 +96,9 @@ class Kind(Generic[OptionsT]):
     """
 
     name: str = ""
+    retry: Retry = Retry(1.0, 300.0)
+    max_attempts: int = 300
+    """How a message that cannot be sent is tried again: about a day by default."""
     tells_finished: bool = False
     """Whether :meth:`finished` is to be told of every message that is done."""
 
@@ -118,6 +127,12 @@ class Kind(Generic[OptionsT]):
         attribute ``retry_after`` after that many seconds. ``outgoing.id`` is the same at every attempt.
         """
         raise NotImplementedError
+
+    async def stored(self, messages: Sequence[Incoming]) -> None:
+        """What the last fetch returned is on disk now."""
+
+    async def check(self) -> None:
+        """For a kind that receives nothing: can the account be used? What it raises is told and tried again."""
 
     async def skip_history(self) -> Cursor:
         """Where the new begins, for a first run that leaves out what is there already."""

@@ -45,6 +45,7 @@ from everdeck.messages import (
     decoded_outgoing,
     encoded,
 )
+from everdeck.satellites import kinds
 
 RENEW_SECONDS: Final = LEASE_SECONDS / 3
 DISK_RETRY_SECONDS: Final = 1.0
@@ -275,7 +276,7 @@ class Reader:
 
     def _give(self, file: "_File", claim: Claim, given: _Given) -> None:
         self._held += 1
-        hold = _Hold(self, file.claims, claim)
+        hold = _Hold(self, file, claim)
         try:
             message = Message.of(decoded_incoming(claim.payload), worker=file.name, attempt=claim.attempt, hold=hold)
         except Exception as err:  # noqa: BLE001 - a record that is none of ours; it must not stop the others
@@ -334,6 +335,8 @@ class _File:
     def __init__(self, name: str, path: Path, poll: "select.poll") -> None:
         self.name = name
         self.claims = Claims(path)
+        entry = kinds().get(self.claims.facts().get("kind", ""))
+        self.sends = entry is None or entry.sends
         self._watched: dict[str, int] = {}
         self._fd: int | None = None
         try:
@@ -396,14 +399,17 @@ class _File:
 class _Hold:
     """A claim in the program's hands; see :class:`everdeck.messages.Hold`."""
 
-    def __init__(self, reader: Reader, claims: Claims, claim: Claim) -> None:
+    def __init__(self, reader: Reader, file: _File, claim: Claim) -> None:
         self._reader = reader
-        self._claims = claims
+        self._sends = file.sends
+        self._claims = file.claims
         self._claim = claim
         self._replies: list[Put] = []
         self._over = False
 
     def reply(self, reply: Outgoing) -> None:
+        if not self._sends:
+            raise MessageError("this kind of satellite cannot send: there is nobody who could be answered")
         if self._over:
             raise MessageError("the message is finished; use deck.send(...) for more words")
         self._replies.append(Put(reply.to, encoded(reply)))

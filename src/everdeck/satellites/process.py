@@ -43,9 +43,6 @@ from everdeck.statedir import DATA
 PUMP_RETRY: Final = Retry(0.5, 10.0)
 # A refused password does not become right by asking; asking often locks accounts.
 REFUSED_RETRY: Final = Retry(10.0, 120.0)
-# About a day of trying before a message is set aside.
-OUTBOX_RETRY: Final = Retry(1.0, 300.0)
-OUTBOX_ATTEMPTS: Final = 300
 SENDERS: Final = 32
 STATUS_SECONDS: Final = 1.0
 CONTACT_SECONDS: Final = 60.0
@@ -88,6 +85,7 @@ class Process:
         self._said = ""
         self._failures = 0
         self._unsaid: dict[str, str] = {}
+        context.transaction = self.inbox.transaction
         context.connected, context.failing, context.tell = self._connected, self._failing, self.tell
 
     @classmethod
@@ -124,9 +122,14 @@ class Process:
 
     async def _run(self) -> None:
         stream = self.inbox.stream(self.kind.name or self.entry.name)
-        outbox = Outbox(self.inbox, max_attempts=OUTBOX_ATTEMPTS, retry=OUTBOX_RETRY, on_event=lambda _: self._change())
+        outbox = Outbox(
+            self.inbox,
+            max_attempts=self.kind.max_attempts,
+            retry=self.kind.retry,
+            on_event=lambda _: self._change(),
+        )
         start = await stream.begin(getattr(self.kind.options, "first_run", "take"))
-        target = target_of(self.spec, self.context, stream, outbox, replies=self.entry.sends)
+        target = target_of(self.spec, self.context, stream, outbox, sends=self.entry.sends)
         leave = self.inbox.store.bell.listen(lambda: self._others_wrote(stream))
         # An earlier run may have been killed between storing and ringing: readers look once more.
         self.inbox.store.bell.ring()
@@ -182,6 +185,8 @@ class Process:
             # Afterwards: one that is noted and not stored would count as done, and be moved away unread.
             async with self.inbox.transaction() as db:
                 db.executemany(SQL["after_add"], [(message.id,) for message in arrived.messages])
+        if arrived.messages:
+            await self.kind.stored(arrived.messages)
         if stored.restarted_ids:
             self.tell("ids-restarted", asked=arrived.asked, first=records[0].id)
         if stored.new:
@@ -241,7 +246,14 @@ class Process:
         self._change()
 
     async def _keep_alive(self) -> None:
+        """Nothing comes in; say whether the account can be used, and stay."""
+        await self._persist(self._check)
         await asyncio.get_running_loop().create_future()
+
+    async def _check(self) -> bool:
+        await self.kind.check()
+        self._connected()
+        return True
 
     # --- what is told -------------------------------------------------------------------------------------------
 

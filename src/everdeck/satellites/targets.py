@@ -52,17 +52,19 @@ SIGNING_FILE: Final = "to.key"
 log = logging.getLogger("everdeck.satellite")
 
 
-def target_of(
-    spec: SatelliteSpec, context: Context, stream: Stream, outbox: Outbox, *, replies: bool
-) -> "Target | None":
+def target_of(spec: SatelliteSpec, context: Context, stream: Stream, outbox: Outbox, *, sends: bool) -> "Target | None":
     """What the spec says; None for the host, who comes and takes."""
     if spec.to is None:
         return None
+    target: Target
     if not isinstance(spec.to, str):
-        return CommandTarget(context, stream, outbox, spec.to, replies=replies)
-    if spec.to.startswith(("http://", "https://")):
-        return UrlTarget(context, stream, outbox, spec.to)
-    return FunctionTarget(context, stream, outbox, function_of(spec.to, spec.path))
+        target = CommandTarget(context, stream, outbox, spec.to)
+    elif spec.to.startswith(("http://", "https://")):
+        target = UrlTarget(context, stream, outbox, spec.to)
+    else:
+        target = FunctionTarget(context, stream, outbox, function_of(spec.to, spec.path))
+    target.sends = sends
+    return target
 
 
 def function_of(name: str, path: str | None) -> Callable[[Message], Any]:
@@ -89,6 +91,7 @@ class Target:
         self.context = context
         self.outbox = outbox
         self.problem = ""
+        self.sends = True
         self._policy = policy or FeedPolicy()
         self._dispatcher = Dispatcher(stream, self._policy)
 
@@ -129,7 +132,7 @@ class Target:
                 await self._handle(item)
 
     async def _handle(self, item: Item) -> None:
-        hold = _ItemHold(item, self.outbox)
+        hold = _ItemHold(item, self.outbox, sends=self.sends)
         try:
             message = Message.of(
                 decoded_incoming(item.payload), worker=self.context.worker, attempt=item.attempt, hold=hold
@@ -181,12 +184,9 @@ class CommandTarget(Target):
     What it prints is its reply, where the kind can send; otherwise it goes to the satellite's log.
     """
 
-    def __init__(
-        self, context: Context, stream: Stream, outbox: Outbox, command: tuple[str, ...], *, replies: bool
-    ) -> None:
+    def __init__(self, context: Context, stream: Stream, outbox: Outbox, command: tuple[str, ...]) -> None:
         super().__init__(context, stream, outbox)
         self._command = command
-        self._replies = replies
 
     async def handle(self, message: Message, item: Item) -> None:
         """See :class:`Target`."""
@@ -195,7 +195,7 @@ class CommandTarget(Target):
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE if self._replies else None,
+            stdout=asyncio.subprocess.PIPE if self.sends else None,
             env={**os.environ, **facts},
         )
         try:
@@ -207,7 +207,7 @@ class CommandTarget(Target):
                 await process.wait()
         if process.returncode != 0:
             raise MessageError(f"{self._command[0]} ended with code {process.returncode}")
-        if self._replies and printed and (text := printed.decode("utf-8", "replace").strip()):
+        if self.sends and printed and (text := printed.decode("utf-8", "replace").strip()):
             message.reply(text)
 
 
@@ -328,12 +328,15 @@ def _replies_in(content: bytes) -> list[dict[str, Any]]:
 class _ItemHold:
     """An item in a target's hands; see :class:`everdeck.messages.Hold`."""
 
-    def __init__(self, item: Item, outbox: Outbox) -> None:
+    def __init__(self, item: Item, outbox: Outbox, *, sends: bool) -> None:
         self._item = item
         self._outbox = outbox
+        self._sends = sends
         self._replies: list[Outgoing] = []
 
     def reply(self, reply: Outgoing) -> None:
+        if not self._sends:
+            raise MessageError("this kind of satellite cannot send: there is nobody who could be answered")
         if self._item.acked:
             raise MessageError("the message is finished; its replies belong before the end of its transaction")
         self._replies.append(reply)
