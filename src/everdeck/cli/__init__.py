@@ -56,7 +56,8 @@ VERBS: Final[dict[str, Entry]] = {
     "doctor": Entry("doctor", "check kernel features and find problems", _MOVE),
     "adopt": Entry("adopt", "take over a process that somebody else started", _MOVE),
     "export": Entry("export", "a systemd unit or a Kubernetes manifest for this deck", _MOVE),
-    "feed": Entry("feed", "inboxes, dead letters and cursors of feeds", _MOVE),
+    "send": Entry("send", "send a message by a satellite", _WORKERS),
+    "feed": Entry("feed", "a satellite's messages: what waits, what was set aside; any inbox's file", _MOVE),
     "schema": Entry("schema", "the JSON Schema of everdeck.toml, for editors", _MOVE),
     "completion": Entry("completion", "completion for bash, zsh and fish", _MOVE),
 }
@@ -199,6 +200,10 @@ def _parsed(name: str, arguments: list[str], state: str | None) -> "Namespace":
     if name in {"start", "complete"} and "--" in arguments:
         cut = arguments.index("--")
         own, command = arguments[:cut], arguments[cut + 1 :]
+    if name == "feed":
+        from everdeck.cli.feed import words_of
+
+        own = words_of(own)
     parser = parser_of(name)
     options, more = parser.parse_known_args(own)
     if more:

@@ -17,6 +17,7 @@ from everdeck.cli import DONE, FAILED, USED_WRONGLY, output
 
 if TYPE_CHECKING:
     from everdeck.feed import Inbox
+    from everdeck.messages import Letter
 
 _SHOWN_PAYLOAD = 60
 _Answer = TypeVar("_Answer")
@@ -24,10 +25,24 @@ _Answer = TypeVar("_Answer")
 
 def feed_options(parser: ArgumentParser) -> None:
     """Options of feed."""
+    parser.usage = "everdeck feed NAME [list|show|retry|drop|replay] …\n       everdeck feed dead-letters …"
     parser.epilog = (
-        "examples:\n  everdeck feed dead-letters list bot.db\n  everdeck feed dead-letters retry bot.db --all"
+        "examples:\n  everdeck feed bob-tg                       (its connection, its numbers, what was set aside)\n"
+        "  everdeck feed bob-tg retry 17 out-3\n  everdeck feed bob-tg list --which done\n"
+        "  everdeck feed dead-letters list bot.db     (any inbox's file)"
     )
-    subjects = parser.add_subparsers(metavar="dead-letters", required=True)
+    subjects = parser.add_subparsers(metavar="NAME|dead-letters", required=True)
+    of = subjects.add_parser("satellite", help="the feed of a satellite; `everdeck feed NAME` is short for it")
+    of.description = _SATELLITE
+    of.add_argument("name", metavar="NAME", help="a satellite of this deck")
+    of.add_argument("verb_within", metavar="list|show|retry|drop|replay", nargs="?", default="", choices=("", *_VERBS))
+    of.add_argument(
+        "numbers", metavar="NUMBER", nargs="*", help="as `list` shows them; what goes out begins with 'out-'"
+    )
+    of.add_argument("--which", choices=("dead", "waiting", "done", "all"), default="dead", help="default: dead")
+    of.add_argument("--all", action="store_true", help="retry or drop all that were set aside")
+    of.add_argument("--json", action="store_true", help="one JSON object per line")
+    of.set_defaults(act=_satellite, path=None)
     letters = subjects.add_parser("dead-letters", help="messages that were set aside", description=_DEAD_LETTERS)
     acts = letters.add_subparsers(metavar="list|show|retry|drop", required=True)
     for name, (function, many) in {
@@ -52,17 +67,22 @@ def feed_options(parser: ArgumentParser) -> None:
         act.set_defaults(act=function)
 
 
+_VERBS = ("list", "show", "retry", "drop", "replay")
+_SATELLITE = (
+    "What comes in and goes out by a satellite. Without a verb: its account, its connection, its numbers and what was "
+    "set aside. `replay` has one of the last thousand messages that are done handled again."
+)
 _DEAD_LETTERS = "Messages that were set aside: they kept failing, or took their process with them."
 
 
 def feed(options: Namespace) -> int:
-    """Look into a feed's inbox: messages that were set aside, to be tried again or dropped.
+    """Look into a satellite's feed, or into any inbox's file: what was set aside can be tried again or dropped.
 
-    It works on the inbox's file, beside a running bot, which notices a retry within seconds.
+    It works on the file itself, beside a running program, which notices a retry at once.
     """
     from everdeck.errors import FeedError
 
-    if not options.path.is_file():
+    if options.path is not None and not options.path.is_file():
         print(f"everdeck feed: {options.path} is not an inbox's file", file=sys.stderr)
         return USED_WRONGLY
     try:
@@ -71,6 +91,118 @@ def feed(options: Namespace) -> int:
         print(f"everdeck feed: {error}", file=sys.stderr)
         return FAILED
     return code
+
+
+def words_of(arguments: list[str]) -> list[str]:
+    """``NAME …`` as ``satellite NAME …``: a name stands where a verb within the verb would."""
+    for place, word in enumerate(arguments):
+        if not word.startswith("-"):
+            known = word in {"dead-letters", "satellite"}
+            return arguments if known else [*arguments[:place], "satellite", *arguments[place:]]
+    return arguments
+
+
+def _satellite(options: Namespace) -> int:
+    """The feed of a satellite."""
+    from everdeck.satellites import bridge
+
+    path = _inbox_of(options)
+    act = options.verb_within
+    if act in {"", "list"}:
+        return _overview(options, path)
+    if act == "show" and len(options.numbers) == 1:
+        found = [
+            one for which in ("all", "done") for one in bridge.letters(path, which=which, number=options.numbers[0])
+        ]
+        if not found:
+            return _none(options.numbers, options.name)
+        _print_letters(found[:1], options, whole=True)
+        return DONE
+    if act == "show" or bool(options.numbers) == options.all or (act == "replay" and options.all):
+        print("everdeck feed: give the numbers that `list` shows, or --all", file=sys.stderr)
+        return USED_WRONGLY
+    numbers = [letter.number for letter in bridge.letters(path)] if options.all else options.numbers
+    answers = {number: bridge.decide(path, act, number) for number in numbers}
+    said = {"retry": "to be tried again", "drop": "dropped", "replay": "to be handled again"}[act]
+    if options.json:
+        _print_json([{"number": number, "done": answer} for number, answer in answers.items()])
+    else:
+        print("\n".join(f"{number}: {said}" for number, answer in answers.items() if answer) or "nothing was done")
+    missing = [number for number, answer in answers.items() if not answer]
+    return _none(missing, options.name) if missing else DONE
+
+
+def _inbox_of(options: Namespace) -> Path:
+    from everdeck.deck.peek import peek_spec
+    from everdeck.errors import SpecError
+    from everdeck.satellites import FEED
+    from everdeck.statedir import StateDir
+
+    spec = peek_spec(options.state, options.name)
+    if spec.satellite is None:
+        raise SpecError("NAME", options.name, "a satellite; this worker runs a command of its own")
+    return StateDir.at(options.state).worker(options.name).data / FEED
+
+
+def _overview(options: Namespace, path: Path) -> int:
+    from everdeck.satellites import bridge
+
+    letters = bridge.letters(path, which=options.which)
+    if not options.verb_within:
+        import msgspec
+
+        status = bridge.feed_status(path, options.name)
+        if options.json:
+            print(json.dumps({**msgspec.to_builtins(status), "letters": msgspec.to_builtins(letters)}))
+            return DONE
+        account = f", {status.account}" if status.account else ""
+        since = f" since {status.since:%Y-%m-%d %H:%M:%S} UTC" if status.since else ""
+        contact = f"{status.last_contact_at:%Y-%m-%d %H:%M:%S} UTC" if status.last_contact_at else "never"
+        print(f"{options.name}: {status.kind}{account}: {status.connection}{since}; last contact {contact}")
+        if status.error:
+            print(f"  {status.error}")
+        numbers = f"{status.waiting:,} waiting, {status.in_flight:,} in flight, {status.done:,} done"
+        print(f"  in   {numbers}, {status.dead:,} dead")
+        print(f"  out  {status.to_send:,} to send, {status.unsent:,} unsent")
+        if not letters:
+            return DONE
+    _print_letters(letters, options)
+    return DONE
+
+
+def _print_letters(letters: "list[Letter]", options: Namespace, *, whole: bool = False) -> None:
+    import msgspec
+
+    if options.json:
+        _print_json(msgspec.to_builtins(letters))
+    elif not letters:
+        print({"dead": "no dead letters", "done": "nothing is done yet"}.get(options.which, "nothing waits"))
+    elif whole:
+        for name, value in msgspec.to_builtins(letters[0]).items():
+            print(f"{name + ':':<13} {'-' if value is None else value}")
+    else:
+        header = ["NUMBER", "STATE", "CONVERSATION", "ATTEMPTS", "AT", "TEXT", "ERROR"]
+        rows = [
+            [
+                _one_line(part)
+                for part in (
+                    letter.number,
+                    letter.state,
+                    letter.conversation,
+                    letter.attempts,
+                    f"{letter.at:%Y-%m-%d %H:%M:%S}",
+                    letter.subject or letter.text,
+                    letter.error,
+                )
+            ]
+            for letter in letters
+        ]
+        print(output.table(header, rows))
+
+
+def _none(numbers: list[str], name: str) -> int:
+    print(f"everdeck feed: {name} has no message {', '.join(numbers)} for that", file=sys.stderr)
+    return FAILED
 
 
 def _list(options: Namespace) -> int:

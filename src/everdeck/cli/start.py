@@ -24,8 +24,6 @@ FIELDS: Final = {
     "user": "user",
 }
 
-SATELLITES = ("telegram", "gmail", "smtp", "cron")
-
 
 def start_options(parser: ArgumentParser) -> None:
     """Options of start."""
@@ -40,7 +38,15 @@ def start_options(parser: ArgumentParser) -> None:
     parser.add_argument("--bound", action="store_true", help="ends with the owner (default: survives it)")
     parser.add_argument("--template", metavar="T", help="start from [template.T] of the applied everdeck.toml")
     parser.add_argument(
-        "--satellite", metavar="KIND", choices=SATELLITES, help="a ready worker: " + ", ".join(SATELLITES)
+        "--satellite", metavar="KIND", help="a ready worker: telegram, gmail, smtp, cron, webhook, or another package's"
+    )
+    parser.add_argument(
+        "--to",
+        metavar="TARGET",
+        help="where a satellite's messages go: a URL, module:function (default: deck.messages)",
+    )
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="K=V", help="of the satellite's kind, such as first_run=take"
     )
     parser.add_argument("--cwd", metavar="DIR", help="working directory (default: this one)")
     parser.add_argument("--restart", choices=("always", "on-failure", "never"), help="default: on-failure")
@@ -68,7 +74,9 @@ def start_options(parser: ArgumentParser) -> None:
         "examples:\n"
         "  everdeck start alice -e TZ=UTC --secret TOKEN=alice.token -- python3 bot.py\n"
         "  everdeck start alice                       (a known worker again)\n"
-        "  everdeck start bob --template bot -e CHAT=42"
+        "  everdeck start bob --template bot -e CHAT=42\n"
+        "  everdeck start bob-tg --satellite telegram --secret TOKEN=bob.token\n"
+        "  everdeck start nightly --satellite cron --option expression='0 3 * * *' -- python3 job.py"
     )
 
 
@@ -81,6 +89,8 @@ def start(options: Namespace) -> int:
     """
     own = _own_fields(options)
     command = options.command_line
+    if (options.to or options.option) and not options.satellite:
+        raise SpecError("--to" if options.to else "--option", options.to or options.option, "only beside --satellite")
     if command == []:
         print("everdeck start: nothing after --", file=sys.stderr)
         return USED_WRONGLY
@@ -90,10 +100,13 @@ def start(options: Namespace) -> int:
             body |= {"command": command} if command else {}
             status = client.document("POST", "/api/v1/workers", body, replace=int(options.replace))
         elif command or options.satellite:
-            words = _satellite_command(options.satellite, command or []) if options.satellite else command
-            if not options.satellite:
+            if options.satellite:
+                own["satellite"] = _satellite(options)
+            else:
+                own["command"] = command
+            if command:
                 own.setdefault("cwd", str(Path.cwd()))
-            body = {"name": options.name, "spec": {"command": words, **own}}
+            body = {"name": options.name, "spec": own}
             status = client.document("POST", "/api/v1/workers", body, replace=int(options.replace))
         elif own:
             print("everdeck start: options without a command; write it after --", file=sys.stderr)
@@ -180,9 +193,13 @@ def _bytes(text: str | None) -> int | None:
     return int(digits) * unit
 
 
-def _satellite_command(kind: str, arguments: list[str]) -> list[str]:
-    from importlib.util import find_spec
-
-    if find_spec("everdeck.satellites") is None or find_spec(f"everdeck.satellites.{kind}") is None:
-        raise SpecError("--satellite", kind, "a satellite that is installed")
-    return [sys.executable, "-m", f"everdeck.satellites.{kind}", *arguments]
+def _satellite(options: Namespace) -> dict[str, Any]:
+    """The field ``satellite``; the command after -- is where its messages go."""
+    if options.to and options.command_line:
+        raise SpecError("--to", options.to, "either --to or a command after --")
+    return {
+        "kind": options.satellite,
+        "options": {name: _toml_value(text) for name, text in _pairs("--option", options.option).items()},
+        "to": options.to or options.command_line,
+        "path": str(Path.cwd()),
+    }

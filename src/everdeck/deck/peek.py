@@ -1,5 +1,6 @@
 """A look at a deck without owning it: what is up, and whether anybody supervises it. These are two facts."""
 
+from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
@@ -7,8 +8,9 @@ import msgspec
 from everdeck.clock import Clock
 from everdeck.deck.home import owner_pid
 from everdeck.deck.observe import status_from_record
+from everdeck.errors import UnknownWorker
 from everdeck.kernel import flock
-from everdeck.model import Event, WorkerStatus
+from everdeck.model import Event, WorkerSpec, WorkerStatus
 from everdeck.registry import read_only
 from everdeck.statedir import StateDir
 
@@ -34,6 +36,21 @@ def peek(state_dir: str | Path) -> Snapshot:
         return Snapshot(supervised, owner, [status_from_record(record, clock) for record in registry.records()])
     finally:
         registry.close()
+
+
+def peek_spec(state_dir: str | Path, name: str) -> WorkerSpec:
+    """What a worker runs, as it is noted; :class:`UnknownWorker` with names that are near."""
+    path = StateDir.at(state_dir).registry
+    records = {}
+    if path.exists():
+        registry = read_only(path)
+        try:
+            records = {str(record.name): record for record in registry.records()}
+        finally:
+            registry.close()
+    if name not in records:
+        raise UnknownWorker(name, tuple(get_close_matches(name, records, n=3)))
+    return records[name].spec
 
 
 def peek_events(

@@ -99,6 +99,8 @@ class Kind(Generic[OptionsT]):
     retry: Retry = Retry(1.0, 300.0)
     max_attempts: int = 300
     """How a message that cannot be sent is tried again: about a day by default."""
+    senders: int = 1
+    """How many messages may be on the wire at once: as many may be sent twice when the satellite is killed."""
     tells_finished: bool = False
     """Whether :meth:`finished` is to be told of every message that is done."""
 

@@ -16,7 +16,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, FormData
 from everdeck.errors import MessageError, PollerConflict, SendRefused
 from everdeck.messages import Outgoing
 
-CALL_SECONDS: Final = 30.0
+CALL_SECONDS: Final = 20.0
 MAX_TEXT: Final = 4096
 MAX_CAPTION: Final = 1024
 PER_SECOND: Final = 30
@@ -121,7 +121,9 @@ class BotClient:
         for number, (kind, part) in enumerate(parts):
             if number < self._sent_parts.get(name, 0):
                 continue
-            await self._pace.turn(outgoing.to)
+            wait = self._pace.turn(outgoing.to)
+            if wait > 0:
+                raise Later(wait)
             try:
                 if kind == "text":
                     await self.call("sendMessage", chat_id=chat, text=part, **outgoing.options)
@@ -142,6 +144,14 @@ class BotClient:
         return self._session
 
 
+class Later(MessageError):
+    """Not now: Telegram's limits. The message waits, others do not."""
+
+    def __init__(self, retry_after: float) -> None:
+        self.retry_after = retry_after
+        super().__init__(f"Telegram's limits: in {retry_after:.1f} s")
+
+
 class Pace:
     """Whose turn it is to be sent to, within Telegram's limits."""
 
@@ -149,20 +159,17 @@ class Pace:
         self._last: deque[float] = deque(maxlen=PER_SECOND)
         self._chats: dict[str, deque[float]] = {}
 
-    async def turn(self, chat: str) -> None:
-        """Wait until one more message to this chat is allowed."""
-        loop = asyncio.get_running_loop()
-        while True:
-            now = loop.time()
-            at = self._allowed_at(chat, now)
-            if at <= now:
-                break
-            await asyncio.sleep(at - now)  # noqa: TID251 - the limit is about time
+    def turn(self, chat: str) -> float:
+        """0 if one more message to this chat is allowed now, and it counts; else in how many seconds it is."""
+        now = asyncio.get_running_loop().time()
+        wait = self._allowed_at(chat, now) - now
+        if wait > 0:
+            return wait
         self._last.append(now)
-        mine = self._chats.setdefault(chat, deque(maxlen=GROUP_PER_MINUTE))
-        mine.append(now)
+        self._chats.setdefault(chat, deque(maxlen=GROUP_PER_MINUTE)).append(now)
         if len(self._chats) > REMEMBERED_CHATS:
             self._chats = {one: times for one, times in self._chats.items() if times[-1] > now - 60.0}
+        return 0.0
 
     def _allowed_at(self, chat: str, now: float) -> float:
         allowed = now

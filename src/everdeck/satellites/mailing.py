@@ -90,7 +90,7 @@ def recipient_of(outgoing: Outgoing) -> str:
 
 
 class SmtpSender:
-    """One account at one server: a few connections that are kept for some seconds."""
+    """One account at one server: connections are kept for some seconds."""
 
     def __init__(
         self,
@@ -199,14 +199,12 @@ class SmtpSender:
             port=self._port,
             use_tls=self._tls == "tls",
             start_tls=self._tls == "starttls",
-            username=self._user if self._password is not None or self._token is not None else None,
-            password=self._password,
-            oauth_token_generator=self._token,
             tls_context=None if self._tls == "off" else ssl.create_default_context(),
             timeout=SMTP_SECONDS,
         )
         try:
             await client.connect()
+            await self._log_in(client)
         except aiosmtplib.SMTPAuthenticationError as err:
             client.close()
             said = f"{err.code} {err.message}"
@@ -218,6 +216,18 @@ class SmtpSender:
             client.close()
             raise SmtpError(f"{self.where} cannot be reached: {type(err).__name__}: {err}") from None
         return client
+
+    async def _log_in(self, client: aiosmtplib.SMTP) -> None:
+        if self._user is None or (self._password is None and self._token is None):
+            return
+        if client.is_ehlo_or_helo_needed:
+            await client.ehlo()
+        if not client.supports_extension("auth"):
+            return  # a relay that knows its neighbours; one that wants a login says so when it is given a mail
+        if self._token is not None:
+            await client.auth_xoauth2(self._user, await self._token())
+        else:
+            await client.login(self._user, self._password or "")
 
 
 def tell_refused(tell: Callable[..., None], refused: dict[str, tuple[int, str]]) -> None:

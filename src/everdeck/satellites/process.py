@@ -43,7 +43,6 @@ from everdeck.statedir import DATA
 PUMP_RETRY: Final = Retry(0.5, 10.0)
 # A refused password does not become right by asking; asking often locks accounts.
 REFUSED_RETRY: Final = Retry(10.0, 120.0)
-SENDERS: Final = 32
 STATUS_SECONDS: Final = 1.0
 CONTACT_SECONDS: Final = 60.0
 
@@ -140,7 +139,7 @@ class Process:
                 else:
                     group.create_task(self._keep_alive())
                 if self.entry.sends:
-                    group.create_task(outbox.run(self._send, concurrency=SENDERS))
+                    group.create_task(outbox.run(self._send, concurrency=self.kind.senders))
                 if target is not None:
                     group.create_task(target.run())
                 if self.kind.tells_finished:
