@@ -32,7 +32,7 @@ _FISH = """\
 complete -c everdeck -f -a '(everdeck complete -- (commandline -opc)[2..-1] (commandline -ct) 2>/dev/null)'
 """
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
-_NAMING = {"start", "stop", "restart", "reset", "rm", "ps", "inspect", "logs", "events"}
+_NAMING = {"start", "stop", "restart", "reset", "rm", "ps", "inspect", "send", "feed", "logs", "events"}
 
 
 def completion_options(parser: ArgumentParser) -> None:
@@ -75,7 +75,12 @@ def _answers(before: list[str], begun: str, state: Path) -> list[str]:
     if "--" in before:
         return []
     verb = ALIASES.get(typed, typed)
-    parser = _innermost(parser_of(verb), before[before.index(typed) + 1 :])
+    within = before[before.index(typed) + 1 :]
+    if verb == "feed":
+        from everdeck.cli.feed import words_of
+
+        within = words_of(within)
+    parser = _innermost(parser_of(verb), within)
     option, equals, value = begun.partition("=")
     if equals and begun.startswith("--"):
         return [f"{option}={choice}" for choice in _values(parser, option, state) if choice.startswith(value)]
@@ -84,7 +89,7 @@ def _answers(before: list[str], begun: str, state: Path) -> list[str]:
     if begun.startswith("-"):
         return sorted(option for option in _options(parser) if option.startswith(begun))
     positional = [action for action in parser._actions if not action.option_strings]  # noqa: SLF001 - argparse has no public list of its options
-    choices = [str(choice) for action in positional for choice in action.choices or ()]
+    choices = [str(choice) for action in positional for choice in action.choices or () if choice]
     if verb in _NAMING:
         choices += _names(state)
     return [choice for choice in choices if choice.startswith(begun)]
