@@ -347,7 +347,7 @@ def test_a_ledger_of_another_file_means_nothing(tmp_path: Path) -> None:
             (item,) = await take(dispatcher)
             await die(dispatcher)
             item.settle_as_done()
-        for leftover in tmp_path.glob("bot.db*"):  # noqa: ASYNC240 - a test waits for its disk
+        for leftover in tmp_path.glob("bot.db*"):
             if leftover.suffix != ".lock":
                 leftover.unlink()
         async with opened(path) as (stream, dispatcher, told):
