@@ -219,8 +219,9 @@ class Engine:
             keep_fds = [
                 fd for fd in (lock_fd if self._with_lock else None, line.read_fd if line else None) if fd is not None
             ]
-            size = os.fstat(stdout_fd).st_size
             birth = self._birth(name, spec)
+            # Before the process exists: its first line cannot come before the mark of its start.
+            logfiles.mark(log_dir, f"started cookie={cookie}", fd=stdout_fd)
             spawned = spawn.spawn(
                 _command_of(spec),
                 env=self._environment(name, spec, cookie, port, line, last_end),
@@ -231,8 +232,8 @@ class Engine:
                 keep_fds=keep_fds,
                 birth=birth,
             )
-            logfiles.mark_start(stdout_fd, log_dir, size, f"started pid={spawned.pid} cookie={cookie}")
-        except BaseException:
+        except BaseException as err:
+            logfiles.mark(log_dir, f"not started: {err}", fd=stdout_fd)
             if line is not None:
                 line.close()
             raise

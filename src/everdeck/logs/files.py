@@ -105,33 +105,23 @@ def open_for_worker(log_dir: Path, *, split_stderr: bool) -> tuple[int, int]:
         raise
 
 
-def mark(log_dir: Path, text: str) -> None:
-    """Append one line of ours, such as ``--- everdeck 2026-11-15T20:40:18.123Z started pid=412 ---``.
+def mark(log_dir: Path, text: str, *, fd: int | None = None) -> None:
+    """Append one line of ours, such as ``--- everdeck 2026-11-15T20:40:18.123Z started cookie=9f0c… ---``.
 
-    A line the worker left unfinished is ended first. A full disk loses the mark and nothing else.
+    A line the worker left unfinished is ended first. A full disk loses the mark and nothing else. ``fd`` is the log if
+    the caller has it open for appending already.
     """
     line = _mark_line(text)
     with contextlib.suppress(OSError):
-        fd = os.open(f"{log_dir}/{CURRENT}", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        to = logledger.open_regular(f"{log_dir}/{CURRENT}", os.O_RDWR | os.O_APPEND | os.O_CREAT) if fd is None else fd
         try:
-            size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) not in (b"\n", b""):
+            size = os.fstat(to).st_size
+            if size and logledger.last_byte(log_dir, size) not in (b"\n", b""):
                 line = b"\n" + line
-            os.write(fd, line)
+            os.write(to, line)
         finally:
-            os.close(fd)
-
-
-def mark_start(fd: int, log_dir: Path, size: int, text: str) -> None:
-    """Mark a start through the descriptor that was just opened for the worker: two calls instead of five.
-
-    ``size`` is the log's before the start. A worker that has begun to write already may be in the middle of a line.
-    """
-    with contextlib.suppress(OSError):
-        if os.fstat(fd).st_size == size:
-            os.write(fd, _mark_line(text))
-        else:
-            mark(log_dir, text)
+            if fd is None:
+                os.close(to)
 
 
 def _mark_line(text: str) -> bytes:
@@ -157,8 +147,8 @@ def waiting_bytes(log_dir: Path | str) -> int:
     """How many bytes of ``current`` are in no archive yet; 0 where there is no log."""
     ledger = logledger.load(log_dir)
     try:
-        fd = os.open(f"{log_dir}/{CURRENT}", os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
+        fd = logledger.open_regular(f"{log_dir}/{CURRENT}", os.O_RDONLY)
+    except OSError:
         return 0
     try:
         size = os.fstat(fd).st_size
@@ -185,7 +175,7 @@ def rotate_if_due(log_dir: Path, policy: Log, now: float) -> Rotation | None:
 def note(log_dir: Path | str, entries: list[tuple[float, int]]) -> None:
     """Remember that at these times the log ended at these positions; the basis of ``--since`` and ``--until``."""
     with contextlib.suppress(OSError):
-        fd = os.open(f"{log_dir}/{INDEX}", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = logledger.open_regular(f"{log_dir}/{INDEX}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(fd, b"".join(_INDEX_ENTRY.pack(at, position) for at, position in entries))
         finally:
@@ -223,12 +213,15 @@ def _made_at(path: Path) -> float:
 
 
 def _open_appending(log_dir: Path) -> int:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    path = f"{log_dir}/{CURRENT}"
     try:
-        return os.open(log_dir / CURRENT, flags, 0o600)
+        fd = logledger.open_regular(path, flags)
     except FileNotFoundError:
         log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return os.open(log_dir / CURRENT, flags, 0o600)
+        fd = logledger.open_regular(path, flags)
+    os.set_blocking(fd, True)
+    return fd
 
 
 def _forget(path: Path) -> None:
@@ -457,6 +450,9 @@ class _Rotator:
                 self._write(ledger.changed(dropping=0, stamp="", how="", punched=True))
                 return
         crash_point("log.removed")
+        # On the disk before the entry that says so: else a power cut between leaves bytes that were archived at the
+        # front of the file, and a ledger by which they are new.
+        disk.sync(self.current)
         self._front_removed()
 
     def _front_removed(self) -> None:
@@ -547,9 +543,10 @@ class _Rotator:
         """Forget the times of what is no longer kept."""
         path = self.log_dir / INDEX
         try:
-            if path.stat().st_size < _INDEX_TRIM_BYTES:
+            if path.lstat().st_size < _INDEX_TRIM_BYTES:
                 return
-            data = path.read_bytes()
+            with open(logledger.open_regular(str(path), os.O_RDONLY), "rb") as index:  # noqa: PTH123 - a descriptor
+                data = index.read()
         except OSError:
             return
         archives = logledger.archives(self.dir_fd)
@@ -627,7 +624,7 @@ class _Rotator:
 def first_noted(log_dir: Path) -> float | None:
     """When we first looked at this log, by its index."""
     try:
-        fd = os.open(f"{log_dir}/{INDEX}", os.O_RDONLY | os.O_CLOEXEC)
+        fd = logledger.open_regular(f"{log_dir}/{INDEX}", os.O_RDONLY)
     except OSError:
         return None
     try:

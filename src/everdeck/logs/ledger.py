@@ -23,10 +23,12 @@ written over them: stamp there, not removed; stamp not there, removed.
 """
 
 import contextlib
+import errno
 import gzip
 import json
 import os
 import re
+import stat
 import struct
 import zlib
 from pathlib import Path
@@ -43,6 +45,8 @@ PART: Final = ".part"
 
 _ARCHIVE: Final = re.compile(r"(\d{8}T\d{6}Z)-(\d{18,})\.log(\.gz)?", re.ASCII)
 _SLOT_BYTES: Final = 512
+# Nothing there, or something that is no file of ours: a link, a socket.
+_NO_FILE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
 STAMP_BYTES: Final = 32
 # A gzip member's head (RFC 1952) with our extra field "TL": how long the member is, compressed and plain.
 MEMBER_HEAD: Final = struct.Struct("<BBBBIBBH2sHII")
@@ -110,11 +114,13 @@ def load(log_dir: Path | str, *, dir_fd: int | None = None) -> Ledger:
     """The ledger as last written; a log that was never rotated has none, and begins at 0."""
     path = LEDGER if dir_fd is not None else os.path.join(log_dir, LEDGER)  # noqa: PTH118 - a hot path
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
-    except (FileNotFoundError, NotADirectoryError):
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+    except OSError as err:
+        if err.errno not in _NO_FILE:
+            raise
         return Ledger()
     try:
-        data = os.pread(fd, 2 * _SLOT_BYTES, 0)
+        data = os.pread(fd, 2 * _SLOT_BYTES, 0) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
     finally:
         os.close(fd)
     slots = [slot for at in (0, _SLOT_BYTES) if (slot := _unpacked(data[at : at + _SLOT_BYTES])) is not None]
@@ -148,7 +154,7 @@ def write(ledger_fd: int, ledger: Ledger, *, durable: bool = False) -> None:
 
 def open_ledger(dir_fd: int) -> int:
     """The ledger's file for writing; both slots are allocated now, while there may still be room."""
-    fd = os.open(LEDGER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
+    fd = os.open(LEDGER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
     try:
         if os.fstat(fd).st_size < 2 * _SLOT_BYTES:
             os.pwrite(fd, b" " * (2 * _SLOT_BYTES), 0)
@@ -156,6 +162,24 @@ def open_ledger(dir_fd: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def open_regular(path: str, flags: int) -> int:
+    """A descriptor of a plain file; a link, a pipe or a directory in its place is refused and never waited for."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a plain file", path)
+    return fd
+
+
+def last_byte(log_dir: Path | str, size: int) -> bytes:
+    """The last byte of the file that the worker writes to."""
+    fd = open_regular(f"{log_dir}/{CURRENT}", os.O_RDONLY)
+    try:
+        return os.pread(fd, 1, size - 1)
+    finally:
+        os.close(fd)
 
 
 def is_stamped(current_fd: int, ledger: Ledger) -> bool:

@@ -36,6 +36,9 @@ from everdeck.logs import text as logtext
 from everdeck.logs.ledger import CURRENT, INDEX, Archive, Ledger
 
 LINE_BYTES: Final = 16_384
+HOLE_BYTES: Final = 512
+"""As many zeros in a row as nobody writes into a log; a disk's smallest block."""
+_HOLE: Final = re.compile(rb"(\0{512,})")
 _BLOCK_BYTES: Final = 1 << 16
 _INDEX_ENTRY: Final = struct.Struct(">dQ")
 _BLOCKS_PER_TURN: Final = 64
@@ -460,8 +463,9 @@ class LogView:
 
     def _current_fd(self) -> int:
         if self._current < 0:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                self._current = os.open(f"{self._log_dir}/{CURRENT}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            # What is no plain file (a directory, a pipe, a link that somebody put there) is no log: nothing to read.
+            with contextlib.suppress(OSError):
+                self._current = logledger.open_regular(f"{self._log_dir}/{CURRENT}", os.O_RDONLY)
         return self._current
 
     def _list(self, ledger: Ledger, *, again: bool = False) -> list[Archive]:
@@ -493,7 +497,7 @@ class _PlainArchive:
 
     def __init__(self, path: Path) -> None:
         self.name = path.name
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = logledger.open_regular(str(path), os.O_RDONLY)
 
     def read(self, offset: int, size: int) -> bytes:
         return os.pread(self._fd, size, offset)
@@ -583,10 +587,11 @@ class _Cut(NamedTuple):
 class _LineCutter:
     """Cuts blocks into lines, holding no more than :data:`LINE_BYTES` of an unfinished one."""
 
-    __slots__ = ("_pending", "_swallowing", "position")
+    __slots__ = ("_hole_bytes", "_pending", "_swallowing", "position")
 
     def __init__(self, position: int) -> None:
         self.position = position
+        self._hole_bytes = 0
         self._pending = b""
         self._swallowing = False
 
@@ -598,6 +603,27 @@ class _LineCutter:
             yield _Cut(
                 f"--- everdeck {lost} bytes were pruned before they were read ---".encode(), position, notice=True
             )
+        for piece in _HOLE.split(block) if self._hole_bytes or b"\0" in block else (block,):
+            yield from self._piece(piece)
+
+    def _piece(self, piece: bytes) -> Iterator[_Cut]:
+        """Zeros that no writer wrote are where a power cut took the bytes and left the length: a gap, not a line."""
+        zeros = len(piece) - len(piece.lstrip(b"\0")) if self._hole_bytes or len(piece) >= HOLE_BYTES else 0
+        if zeros >= HOLE_BYTES or self._hole_bytes:
+            if self._pending:
+                yield _Cut(self._pending, self.position)
+            self._pending, self._swallowing = b"", False
+            self._hole_bytes += zeros
+            self.position += zeros
+            piece = piece[zeros:]
+        if self._hole_bytes and piece:
+            told = f"--- everdeck {self._hole_bytes} bytes were lost, as by a power cut ---".encode()
+            self._hole_bytes = 0
+            yield _Cut(told, self.position, notice=True)
+        if piece:
+            yield from self._lines(piece)
+
+    def _lines(self, block: bytes) -> Iterator[_Cut]:
         at = self.position
         self.position += len(block)
         *lines, rest = block.split(b"\n")
@@ -619,6 +645,10 @@ class _LineCutter:
 
     def rest(self) -> Iterator[_Cut]:
         """The line that was not finished."""
+        if self._hole_bytes and not self._pending:
+            told = f"--- everdeck {self._hole_bytes} bytes were lost, as by a power cut ---".encode()
+            self._hole_bytes = 0
+            yield _Cut(told, self.position, notice=True)
         if self._pending:
             yield _Cut(self._pending, self.position)
 
@@ -707,8 +737,9 @@ def _first_start(view: LogView, end: int) -> float | None:
 
 def _index(log_dir: Path) -> list[tuple[float, int]]:
     try:
-        data = (log_dir / INDEX).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+        with open(logledger.open_regular(f"{log_dir}/{INDEX}", os.O_RDONLY), "rb") as index:  # noqa: PTH123
+            data = index.read()
+    except OSError:
         return []
     return list(_INDEX_ENTRY.iter_unpack(data[: len(data) // _INDEX_ENTRY.size * _INDEX_ENTRY.size]))
 
