@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench chaos docs docs-img dist setup clean
+.PHONY: help demo test test-kubernetes check bench chaos docs docs-img dist setup clean
 
 BIN := .venv/bin
 ARGS ?=
@@ -36,6 +36,13 @@ check: ## what a change must pass before it is sent: format, lint, types, layers
 bench: ## Everdeck beside its peers and the bare kernel; writes docs/benchmarks.md
 	@scripts/setup bench $(BENCH_PROGRAMS)
 	@$(BIN)/python -m bench $(ARGS)
+
+test-kubernetes: ## the tests on a real cluster, made here from Debian packages (root; 25 minutes, 8 with its cache)
+	@scripts/setup test
+	@scripts/cluster up
+	@scripts/cluster everdeck
+	@status=0; scripts/cluster run $(BIN)/python -m pytest tests/kubernetes $(ARGS) || status=$$?; \
+	  scripts/cluster down; exit $$status
 
 chaos: ## random SIGKILLs of owner and workers: make chaos SECONDS=60 SEED=7
 	@scripts/setup test

@@ -16,7 +16,9 @@ import pytest
 
 from support.repo_processes import end_all_under, leaves, processes_under
 
-KINDS = ("unit", "kernel", "process", "crash", "feed", "satellites", "contract", "browser", "hostile", "docs")
+KINDS = (
+    "unit", "kernel", "process", "crash", "feed", "satellites", "contract", "browser", "hostile", "kubernetes", "docs",
+)  # fmt: skip
 HERE = Path(__file__).parent
 LEAVING_SECONDS = 10
 

@@ -139,11 +139,25 @@ class Notify(msgspec.Struct, frozen=True):
     to: str | None = None
 
 
+class KubernetesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[kubernetes]``: how workers run as pods. Not used on one box."""
+
+    namespace: Annotated[str, Meta(description="Where the workers live.")] = "everdeck"
+    image: Annotated[str, Meta(description="The image of every worker, with everdeck in it.")] | UnsetType = UNSET
+    image_pull_policy: Annotated[str, Meta(description="Always, IfNotPresent or Never.")] | UnsetType = UNSET
+    storage_class: Annotated[str, Meta(description="Of the volumes; else the default one.")] | UnsetType = UNSET
+    volume_size: Annotated[str, Meta(description="The size of each worker's volume.")] = "1Gi"
+    lease_seconds: Annotated[
+        float, Meta(ge=4, le=300, description="How long a worker's Lease holds: shorter is back sooner.")
+    ] = 8
+
+
 class ConfigTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole of ``everdeck.toml``."""
 
     server: ServerTable = ServerTable()
     notify: NotifyTable | UnsetType = UNSET
+    kubernetes: KubernetesTable = KubernetesTable()
     template: dict[str, TemplateTable] = {}
     worker: dict[str, WorkerTable] = {}
 
@@ -156,6 +170,7 @@ class Config(msgspec.Struct, frozen=True):
     templates: dict[str, dict[str, Any]]
     server: ServerTable = ServerTable()
     notify: Notify | None = None
+    kubernetes: KubernetesTable = KubernetesTable()
 
 
 def load(path: str | Path) -> Config:
@@ -240,6 +255,7 @@ class _Reader:
         self._refuse_unknown(("",), self._document, ConfigTable, ())
         server = self._server()
         notify = self._notify()
+        kubernetes = self._converted(("kubernetes",), self._document.get("kubernetes", {}), KubernetesTable)
         templates = self._templates()
         workers = {name: spec for name, spec in self._workers(templates) if spec is not None}
         if self._problems:
@@ -249,7 +265,7 @@ class _Reader:
             raise ConfigRefused(str(self._file), tuple(ordered))
         whole_path = str(self._file.resolve())
         stored = {name: {**table, "_file": whole_path} for name, table in templates.items()}
-        return Config(whole_path, workers, stored, server, notify)
+        return Config(whole_path, workers, stored, server, notify, kubernetes)
 
     def _problem(self, keys: tuple[str, ...], what: str) -> None:
         self._problems.append((self._line(keys), f"{_dotted(keys)}: {what}"))

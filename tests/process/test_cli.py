@@ -736,7 +736,7 @@ def test_a_unit_names_the_file_beside_it_and_systemd_takes_it(alone: Person, tmp
 
 
 def test_export_writes_what_other_supervisors_read(alone: Person, tmp_path: Path) -> None:
-    """A unit that signals only the daemon, and a manifest that never runs two owners."""
+    """A unit that signals only the daemon, and manifests whose workers are never run twice."""
     unit = alone.types("export", "systemd").stdout
     for line in ("Type=notify", "KillMode=process", "NoNewPrivileges=yes", "Restart=always", "Delegate=yes"):
         assert line in unit
@@ -744,8 +744,11 @@ def test_export_writes_what_other_supervisors_read(alone: Person, tmp_path: Path
     (tmp_path / "t.toml").write_text('[worker.a]\ncommand = ["x"]\n')
     alone.types("export", "kubernetes", tmp_path / "t.toml", "--image", "bots:7", "-o", tmp_path / "k.yaml")
     documents = [json.loads(part) for part in (tmp_path / "k.yaml").read_text().split("---\n")[1:]]
-    assert [document["kind"] for document in documents] == ["ConfigMap", "Service", "StatefulSet"]
-    assert documents[2]["spec"]["replicas"] == 1
+    kinds = [document["kind"] for document in documents]
+    assert kinds[:2] == ["Namespace", "ConfigMap"]
+    assert kinds.count("StatefulSet") == kinds.count("Lease") == 1
+    assert documents[-1]["spec"]["replicas"] == 1
+    assert json.loads(documents[-1]["metadata"]["annotations"]["everdeck.dev/spec"])["cwd"] is None
     verify = subprocess.run(["sh", "-c", "command -v systemd-analyze"], capture_output=True, text=True, check=False)
     if verify.returncode == 0:
         (tmp_path / "everdeck.service").write_text(unit)

@@ -56,6 +56,7 @@ VERBS: Final[dict[str, Entry]] = {
     "doctor": Entry("doctor", "check kernel features and find problems", _MOVE),
     "adopt": Entry("adopt", "take over a process that somebody else started", _MOVE),
     "export": Entry("export", "a systemd unit or a Kubernetes manifest for this deck", _MOVE),
+    "operator": Entry("operator", "bring back workers of a Kubernetes namespace whose node has died", _MOVE),
     "send": Entry("send", "send a message by a satellite", _WORKERS),
     "feed": Entry("feed", "a satellite's messages: what waits, what was set aside; any inbox's file", _MOVE),
     "schema": Entry("schema", "the JSON Schema of everdeck.toml, for editors", _MOVE),
@@ -76,6 +77,7 @@ ALIASES: Final[dict[str, str]] = {
 _DESTROYING: Final = frozenset({"rm", "stop", "down"})
 _WITHOUT_A_DECK: Final = frozenset({"demo", "sweep", "export", "feed", "schema", "completion", "complete"})
 _HIDDEN: Final[dict[str, Entry]] = {
+    "preflight": Entry("reload", "", ""),
     "complete": Entry("completion", "", ""),
     "sweep": Entry("demo", "", ""),
 }

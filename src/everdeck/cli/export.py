@@ -26,10 +26,8 @@ def export_options(parser: ArgumentParser) -> None:
         "--run-as", metavar="USER", help="systemd: a unit of the system that runs the daemon as this user"
     )
     parser.add_argument("--name", default="everdeck", help="name of the unit or the resources (default everdeck)")
-    parser.add_argument(
-        "--image", default="everdeck:latest", help="kubernetes: the image with everdeck and your workers"
-    )
-    parser.add_argument("--storage", default="1Gi", help="kubernetes: size of the state volume")
+    parser.add_argument("--image", help="kubernetes: the image with everdeck and your workers (default: the file's)")
+    parser.add_argument("--namespace", metavar="NAME", help="kubernetes: where the workers live (default: the file's)")
     parser.add_argument("-o", "--output", metavar="PATH", help="write there instead of standard output")
     parser.epilog = (
         "examples:\n"
@@ -134,72 +132,27 @@ def _quoted(text: str) -> str:
 
 
 def _kubernetes_manifest(options: Namespace) -> str:
-    """A StatefulSet of one: unlike a Deployment it never runs two pods at a time, so never two owners."""
-    name = options.name
-    labels = {"app.kubernetes.io/name": name}
-    metadata = {"name": name, "labels": labels}
-    documents: list[dict[str, object]] = []
-    arguments = ["up", "--state", "/var/lib/everdeck", "--listen", "0.0.0.0:8787", "--insecure", "--log-format", "json"]
-    mounts = [{"name": "state", "mountPath": "/var/lib/everdeck"}]
-    volumes: list[dict[str, object]] = []
-    if options.file:
-        text = Path(options.file).read_text(encoding="utf-8")
-        documents.append(
-            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"everdeck.toml": text}}
-        )
-        arguments.insert(1, "/etc/everdeck/everdeck.toml")
-        mounts.append({"name": "config", "mountPath": "/etc/everdeck"})
-        volumes.append({"name": "config", "configMap": {"name": name}})
-    probe = {"exec": {"command": ["everdeck", "ps", "-q", "--state", "/var/lib/everdeck"]}, "periodSeconds": 30}
-    container = {
-        "name": "everdeck",
-        "image": options.image,
-        "command": ["everdeck"],
-        "args": arguments,
-        "ports": [{"name": "page", "containerPort": 8787}],
-        "readinessProbe": {**probe, "periodSeconds": 5},
-        "livenessProbe": probe,
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        "volumeMounts": mounts,
-    }
-    pod = {
-        "terminationGracePeriodSeconds": 30,
-        "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "fsGroup": 10001},
-        "shareProcessNamespace": False,
-        "containers": [container],
-        "volumes": volumes,
-    }
-    claim = {
-        "metadata": {"name": "state"},
-        "spec": {"accessModes": ["ReadWriteOncePod"], "resources": {"requests": {"storage": options.storage}}},
-    }
-    documents.append(
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata,
-            "spec": {"selector": labels, "ports": [{"name": "page", "port": 8787, "targetPort": "page"}]},
-        }
-    )
-    documents.append(
-        {
-            "apiVersion": "apps/v1",
-            "kind": "StatefulSet",
-            "metadata": metadata,
-            "spec": {
-                "serviceName": name,
-                "replicas": 1,
-                "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": pod},
-                "volumeClaimTemplates": [claim],
-            },
-        }
-    )
+    """Namespace, operator and workers; each worker a StatefulSet of one behind a fence."""
+    from msgspec import UNSET
+
+    from everdeck import config
+    from everdeck.cluster.export import manifests
+    from everdeck.cluster.objects import Settings
+    from everdeck.model import WorkerSpec
+
+    loaded = config.load(options.file) if options.file else None
+    table = loaded.kubernetes if loaded is not None else config.KubernetesTable()
+    said = {name: value for name in table.__struct_fields__ if (value := getattr(table, name)) is not UNSET}
+    said |= {name: value for name in ("namespace", "image") if (value := getattr(options, name)) is not None}
+    workers = loaded.workers if loaded is not None else {}
+    # On one box a worker of a file runs where the file stands; that directory is not in the image.
+    beside = str(Path(options.file).resolve().parent) if options.file else None
+    inside = {name: WorkerSpec.of(spec, cwd=None if spec.cwd == beside else spec.cwd) for name, spec in workers.items()}
+    made = manifests(Settings(**said), inside)
     header = (
-        "# One pod, one owner: a StatefulSet never runs two pods of one name at a time.\n"
-        "# Workers live in the pod; when it is replaced they are started again from the registry on the volume.\n"
-        "# The page's token is in /var/lib/everdeck/token; --insecure is said because TLS ends at your ingress.\n"
-        f"# Made by: everdeck export kubernetes (in {Path.cwd().name or '/'})\n"
+        "# Each worker is a StatefulSet of one whose pod starts nothing without the worker's Lease: never two copies.\n"
+        "# The operator brings workers back whose node has died. Secrets are in here: keep this file to yourself.\n"
+        "# Made by: everdeck export kubernetes\n"
     )
     # JSON is YAML, and needs no emitter; `---` separates the documents.
-    return header + "".join(f"---\n{json.dumps(document, indent=2)}\n" for document in documents)
+    return header + "".join(f"---\n{json.dumps(document, indent=2)}\n" for document in made)

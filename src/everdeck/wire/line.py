@@ -7,6 +7,7 @@ the same request id.
 import asyncio
 import contextlib
 import itertools
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -63,7 +64,18 @@ class Line(asyncio.Protocol):
         cls, state_dir: Path, program: str, *, member: bool = False, offered: Callable[[str], None] | None = None
     ) -> "Line":
         """Connect and wait to be welcomed; raises OSError if nobody listens and :class:`LineLost` if it ends first."""
-        connection = unixsocket.connect(state_dir, SOCKET)
+        return await cls.over(unixsocket.connect(state_dir, SOCKET), program, member=member, offered=offered)
+
+    @classmethod
+    async def over(
+        cls,
+        connection: socket.socket,
+        program: str,
+        *,
+        member: bool = False,
+        offered: Callable[[str], None] | None = None,
+    ) -> "Line":
+        """The same over a socket that leads to an owner already; it is the line's from now on."""
         connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
         line = cls(offered)
         await line._loop.create_unix_connection(lambda: line, sock=connection)

@@ -1,0 +1,567 @@
+"""The deck of a namespace: the verbs of the contract, over objects of the cluster.
+
+It keeps nothing of its own: what should be is in StatefulSets and Secrets, what is comes from pods and Leases, and
+three watches keep a picture of them, so looking costs no request. Any number of these decks may be open anywhere.
+A verb writes its intent into the cluster and waits for the fact; whoever dies on the way leaves what the next one
+finishes. What can only be done inside a pod (its log, a restart in place) goes through the pod's own deck.
+"""
+
+import asyncio
+import builtins
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+
+import msgspec
+
+from everdeck.cluster.api import Api, Conflict
+from everdeck.cluster.events import EventLog
+from everdeck.cluster.inside import line_into, output_of
+from everdeck.cluster.mirror import Mirror
+from everdeck.cluster.naming import object_name
+from everdeck.cluster.objects import (
+    SETTINGS,
+    START_ANNOTATION,
+    WORKER_LABEL,
+    Manifest,
+    Settings,
+    check,
+    claim_name,
+    dependents,
+    pod_name,
+    reading_pod,
+    secret,
+    spec_of,
+    stateful_set,
+)
+from everdeck.cluster.observe import Objects, status_of, trouble_of
+from everdeck.cluster.read import Wish
+from everdeck.errors import (
+    ClientError,
+    DeckClosed,
+    EverdeckError,
+    SpawnFailed,
+    SpecChanged,
+    SpecError,
+    UnknownWorker,
+    Unsupported,
+    WorkerFailed,
+)
+from everdeck.model import (
+    Event,
+    Layer,
+    ProcessInfo,
+    State,
+    WorkerName,
+    WorkerSpec,
+    WorkerStatus,
+    worker_name,
+)
+from everdeck.verbs import Abilities, Inspection, Member, Name, Run, Started, Stopped, Workers
+from everdeck.wire import requests as ask
+
+START_SECONDS: Final = 120.0
+STOP_SECONDS: Final = 120.0
+_AT_ONCE: Final = 16
+IMAGE_ENV: Final = "EVERDECK_IMAGE"
+
+UNSUPPORTED: Final = {
+    "adopt": "a process of this machine cannot be taken over by a cluster; start the worker there instead",
+    "tree": "the processes of a pod are seen from inside of it",
+}
+
+
+class ClusterDeck:
+    """All workers of one namespace; keeps :class:`everdeck.verbs.Verbs`."""
+
+    def __init__(self, where: str, *, token: str | None = None, settings: Settings | None = None) -> None:
+        namespace = where.removeprefix("kubernetes:")
+        if token is not None:
+            raise SpecError("token", "<hidden>", "no token for a cluster: kubeconfig says who we are")
+        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", namespace):
+            raise SpecError("where", where, "kubernetes:NAMESPACE, a name of lower-case letters, digits and hyphens")
+        self.namespace = namespace
+        self.settings = settings or Settings(namespace)
+        self._settings_given = settings is not None
+        self._api = api = Api(namespace)
+        self._log = EventLog(api)
+        self._changed = asyncio.Condition()
+        self._sets = Mirror(api, "StatefulSet", WORKER_LABEL, self._wake)
+        self._pods = Mirror(api, "Pod", WORKER_LABEL, self._wake)
+        self._leases = Mirror(api, "Lease", WORKER_LABEL, self._leases_changed)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._untold: set[str] = set()
+        self._told = asyncio.Event()
+        self._closed = True
+
+    # --- opening and closing ------------------------------------------------------------------------------------
+
+    async def open(self) -> Self:
+        """Connect, and look at everything once."""
+        if not self._closed:
+            return self
+        await self._api.connect()
+        self._closed = False
+        try:
+            if not self._settings_given:
+                self.settings = await _settings(self._api)
+            await self._look()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def close(self) -> None:
+        """Let go. Nothing stops: the workers are the cluster's."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._api.close()
+
+    async def _look(self) -> None:
+        mirrors = (self._sets, self._pods, self._leases)
+        for mirror in mirrors:
+            self._background(mirror.keep())
+        self._background(self._transfer())
+        try:
+            async with asyncio.timeout(30):
+                for mirror in mirrors:
+                    await mirror.current.wait()
+        except TimeoutError:
+            await self._api.ask("GET", self._api.path("StatefulSet"))  # raises what keeps us from looking
+            raise ClientError(f"the namespace {self.namespace!r} cannot be read") from None
+
+    def _background(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- facts --------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._background(self._notify())
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _leases_changed(self) -> None:
+        self._untold.update(self._leases.objects)
+        self._told.set()
+        self._wake()
+
+    async def _transfer(self) -> None:
+        """Put what pods tell into the deck's events; the operator does the same, and each event is taken once."""
+        while True:
+            await self._told.wait()
+            self._told.clear()
+            names, self._untold = self._untold, set()
+            for own in names:
+                objects = self._objects_of(own)
+                report = None if objects is None else objects.report
+                if objects is not None and report is not None:
+                    with contextlib.suppress(ClientError):
+                        await self._log.transfer(objects.name, report.deck, objects.told)
+
+    async def _until(self, fact: Callable[[], bool], seconds: float) -> bool:
+        """Wait until it is so; False if it was not within the time."""
+        try:
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(fact)
+        except TimeoutError:
+            return False
+        return True
+
+    def _objects_of(self, own: str) -> Objects | None:
+        made = self._sets.objects.get(own)
+        if made is None:
+            return None
+        return Objects(made, self._pods.objects.get(f"{own}-0"), self._leases.objects.get(own))
+
+    def _known(self, name: WorkerName) -> Objects:
+        self._check_open()
+        objects = self._objects_of(object_name(name))
+        if objects is None:
+            raise UnknownWorker(name, self._names())
+        return objects
+
+    def _all(self) -> builtins.list[Objects]:
+        found = [self._objects_of(own) for own in self._sets.objects]
+        return sorted((one for one in found if one is not None), key=lambda one: one.name)
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(one.name for one in self._all())
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeckClosed(f"the deck kubernetes:{self.namespace} is closed")
+
+    # --- verbs that act -----------------------------------------------------------------------------------------
+
+    async def start(self, name: Name, command: Run = None, *, replace: bool = False, **fields: Any) -> WorkerStatus:
+        """Write the worker's objects, scale it to 1, and wait until its pod reports that the program runs."""
+        self._check_open()
+        key = worker_name(name)
+        known = self._objects_of(object_name(key))
+        if command is None and not fields:
+            if known is None:
+                raise UnknownWorker(key, self._names())
+            return await self._start_known(key, known)
+        spec = WorkerSpec.of(() if command is None else command, **fields)
+        check(spec, self.settings)
+        if known is None:
+            return await self._start_new(key, spec)
+        current = spec_of(await self._api.get("Secret", object_name(key)))
+        different = _different(current, spec)
+        if not different:
+            return await self._start_known(key, known)
+        if known.wanted and not replace:
+            raise SpecChanged(key, different)
+        return await self._start_changed(key, _kept_secrets(spec, current), known)
+
+    async def _start_new(self, name: WorkerName, spec: WorkerSpec) -> WorkerStatus:
+        start = secrets.token_hex(8)
+        try:
+            made = await self._api.create(stateful_set(name, spec, self.settings, start=start, replicas=0))
+        except Conflict:  # another deck is starting it at this moment, or died on the way: finish what it began
+            made = await self._api.get("StatefulSet", object_name(name))
+        self._sets.take(made)
+        for manifest in dependents(name, spec, self.settings, made["metadata"]["uid"]):
+            await self._api.put(manifest) if manifest["kind"] != "Lease" else await self._lease(manifest)
+        return await self._scaled_up(name)
+
+    async def _lease(self, manifest: Manifest) -> None:
+        with contextlib.suppress(Conflict):  # one that is there may be held: it is not ours to write
+            await self._api.create(manifest)
+
+    async def _start_known(self, name: WorkerName, known: Objects) -> WorkerStatus:
+        status = status_of(known, _now())
+        if known.wanted and status.state is State.FAILED:
+            raise WorkerFailed(name, f"{status.crashes} crashes")
+        if known.wanted and status.state.is_live:
+            return await self._started(name)
+        if known.wanted:
+            await self._api.delete("Pod", pod_name(name))  # it rests (exited, backoff): a new pod is a new start
+        await self._restamp(name)
+        return await self._scaled_up(name)
+
+    async def _start_changed(self, name: WorkerName, spec: WorkerSpec, known: Objects) -> WorkerStatus:
+        uid = known.stateful_set["metadata"]["uid"]
+        await self._api.put(secret(name, spec, self.settings, uid))
+        manifest = stateful_set(name, spec, self.settings, start=secrets.token_hex(8), replicas=1)
+        change = {
+            "metadata": {"annotations": manifest["metadata"]["annotations"]},
+            "spec": {"template": manifest["spec"]["template"], "replicas": 1},
+        }
+        self._sets.take(await self._api.patch("StatefulSet", object_name(name), change))
+        await self._api.delete("Pod", pod_name(name))
+        return await self._started(name)
+
+    async def _restamp(self, name: WorkerName) -> None:
+        """A new id of a start, so that the report of the last one is not taken for the next one's."""
+        own = object_name(name)
+        made = await self._api.get("StatefulSet", own)
+        start = secrets.token_hex(8)
+        container = made["spec"]["template"]["spec"]["containers"][0]
+        container["env"] = [one for one in container["env"] if one["name"] != "EVERDECK_START"]
+        container["env"].append({"name": "EVERDECK_START", "value": start})
+        made["spec"]["template"]["metadata"]["annotations"][START_ANNOTATION] = start
+        self._sets.take(await self._api.replace(made))
+
+    async def _scaled_up(self, name: WorkerName) -> WorkerStatus:
+        self._sets.take(await self._api.patch("StatefulSet", object_name(name), {"spec": {"replicas": 1}}))
+        return await self._started(name)
+
+    async def _started(self, name: WorkerName) -> WorkerStatus:
+        """Wait for the pod's own word; a pod that cannot be started says why."""
+
+        def settled() -> bool:
+            objects = self._objects_of(object_name(name))
+            if objects is None or (objects.pod is not None and trouble_of(objects.pod) is not None):
+                return True
+            report = objects.report
+            return report is not None and report.start == objects.start and report.status.state is not State.STARTING
+
+        await self._until(settled, START_SECONDS)
+        objects = self._known(name)
+        if objects.pod is not None and (trouble := trouble_of(objects.pod)) is not None:
+            raise SpawnFailed(objects.spec.command[0], 0, trouble)
+        return status_of(objects, _now())
+
+    async def start_many(
+        self, workers: Workers, *, replace: bool = False, progress: Started | None = None, **fields: Any
+    ) -> builtins.list[WorkerStatus]:
+        """Several at a time; each has its own fate."""
+        wanted: dict[WorkerName, Run] = {}
+        for name, command in workers.items():
+            key = worker_name(name)
+            if key in wanted:
+                raise SpecError("workers", key, "each name once")
+            if command is not None or fields:
+                check(WorkerSpec.of(() if command is None else command, **fields), self.settings)
+            wanted[key] = command
+        gate = asyncio.Semaphore(_AT_ONCE)
+        answers: dict[WorkerName, WorkerStatus | Exception] = {}
+
+        async def one(name: WorkerName, command: Run) -> None:
+            async with gate:
+                try:
+                    answers[name] = await self.start(name, command, replace=replace, **fields)
+                except EverdeckError as error:
+                    answers[name] = error
+            if progress is not None:
+                progress(name, answers[name])
+
+        await asyncio.gather(*(one(name, command) for name, command in wanted.items()))
+        failed = [answer for answer in answers.values() if isinstance(answer, Exception)]
+        if failed:
+            raise ExceptionGroup(f"{len(failed)} of {len(wanted)} workers could not be started", failed)
+        return [answer for name in wanted if isinstance(answer := answers[name], WorkerStatus)]
+
+    async def stop(self, name: Name) -> WorkerStatus:
+        """Scale it to 0, and wait until its pod is gone; of a pod on a dead node, until its Lease is over."""
+        key = worker_name(name)
+        self._known(key)
+        self._sets.take(await self._api.patch("StatefulSet", object_name(key), {"spec": {"replicas": 0}}))
+        gone = await self._until(lambda: f"{object_name(key)}-0" not in self._pods.objects, STOP_SECONDS)
+        if not gone:
+            pod = self._pods.objects.get(pod_name(key))
+            raise ClientError(
+                f"{key} is not gone after {STOP_SECONDS:.0f} s: its pod waits for node "
+                f"{None if pod is None else pod['spec'].get('nodeName')}; it is wanted stopped and will be"
+            )
+        return status_of(self._known(key), _now())
+
+    async def stop_many(self, names: Iterable[Name], progress: Stopped | None = None) -> builtins.list[WorkerStatus]:
+        """All at once."""
+        keys = [worker_name(name) for name in names]
+        for key in keys:
+            self._known(key)
+
+        async def one(key: WorkerName) -> WorkerStatus:
+            status = await self.stop(key)
+            if progress is not None:
+                progress(status)
+            return status
+
+        return list(await asyncio.gather(*(one(key) for key in keys)))
+
+    async def stop_all(self) -> builtins.list[WorkerStatus]:
+        """Every worker of the namespace."""
+        self._check_open()
+        return await self.stop_many([one.name for one in self._all()])
+
+    async def restart(self, name: Name) -> WorkerStatus:
+        """A new pod with the spec it has."""
+        key = worker_name(name)
+        known = self._known(key)
+        await self._restamp(key)
+        if known.wanted:
+            await self._api.delete("Pod", pod_name(key))
+        return await self._scaled_up(key)
+
+    async def reset(self, name: Name) -> WorkerStatus:
+        """Forget its crashes: the pod's deck does, in place; without a pod the next start does."""
+        key = worker_name(name)
+        known = self._known(key)
+        if not known.wanted:
+            return status_of(known, _now())
+        async with line_into(self._api, pod_name(key)) as line:
+            await line.ask(ask.Reset(key), request=secrets.token_hex(16))
+        return await self._started(key)
+
+    async def remove(self, name: Name, *, data: bool = False) -> None:
+        """Stop it and delete its objects; its volume stays unless ``data`` is true."""
+        key = worker_name(name)
+        await self.stop(key)
+        own = object_name(key)
+        await self._api.delete("StatefulSet", own)
+        for kind in ("Secret", "Lease", "RoleBinding", "Role", "ServiceAccount"):
+            await self._api.delete(kind, own)
+        if data:
+            await self._api.delete("PersistentVolumeClaim", claim_name(key))
+        await self._until(lambda: own not in self._sets.objects, STOP_SECONDS)
+
+    async def adopt(self, name: Name, pid: int, **fields: Any) -> WorkerStatus:  # noqa: ARG002 - the contract's
+        """Not here."""
+        raise Unsupported("adopt", UNSUPPORTED["adopt"])
+
+    async def reconcile(self) -> None:
+        """Nothing to do: the cluster's controllers compare all the time."""
+        self._check_open()
+
+    # --- verbs that look ----------------------------------------------------------------------------------------
+
+    async def status(self, name: Name) -> WorkerStatus:
+        """As its Lease and its pod tell."""
+        return status_of(self._known(worker_name(name)), _now())
+
+    async def list(self) -> builtins.list[WorkerStatus]:
+        """Every worker, by name."""
+        self._check_open()
+        now = _now()
+        return [status_of(one, now) for one in self._all()]
+
+    async def spec(self, name: Name) -> WorkerSpec:
+        """From its Secret; the values of its secrets are None."""
+        key = worker_name(name)
+        self._known(key)
+        return spec_of(await self._api.get("Secret", object_name(key))).without_secret_values()
+
+    async def inspect(self, name: Name) -> Inspection:
+        """Status, spec and layers; processes are seen from inside the pod only."""
+        key = worker_name(name)
+        return Inspection(await self.status(key), await self.spec(key), await self.layers(key), [], [])
+
+    async def tree(self, name: Name) -> builtins.list[ProcessInfo]:  # noqa: ARG002 - the contract's
+        """Not here."""
+        raise Unsupported("tree", UNSUPPORTED["tree"])
+
+    async def layers(self, name: Name) -> builtins.list[Layer]:
+        """The same four layers, by the cluster's means."""
+        objects = self._known(worker_name(name))
+        held = bool(((objects.lease or {}).get("spec") or {}).get("holderIdentity"))
+        return [
+            Layer(
+                "L1",
+                holds=True,
+                strength="pid namespace",
+                why="the fence is the pod's first process: its death ends the pod",
+            ),
+            Layer(
+                "L2", holds=held, strength="Lease", why="the program runs only while its pod holds the worker's Lease"
+            ),
+            Layer("L3", holds=True, strength="SIGKILL", why="everything in the pod is killed before the Lease is over"),
+            Layer(
+                "L4", holds=True, strength="pod uid", why="a pod that is not the live one of its name starts nothing"
+            ),
+        ]
+
+    async def logs(
+        self,
+        name: Name,
+        lines: int | None = 20,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        grep: str | None = None,
+    ) -> builtins.list[str]:
+        """From the log on its volume, archives included: read by the deck in its pod, or by one that only reads."""
+        key = worker_name(name)
+        if self._known(key).lives:
+            async with line_into(self._api, pod_name(key)) as line:
+                return await line.ask(ask.Logs(key, lines, since=since, until=until, grep=grep))
+        async with self._reading_pod(key) as pod:
+            wish = msgspec.json.encode(Wish(key, lines, since, until, grep)).decode()
+            said = await output_of(self._api, pod, ("python3", "-P", "-m", "everdeck.cluster.read", wish))
+        return msgspec.json.decode(said, type=builtins.list[str])
+
+    async def follow_logs(self, name: Name, lines: int = 0, *, grep: str | None = None) -> AsyncIterator[str]:
+        """The same, and each new line; of a worker that is stopped, until now."""
+        key = worker_name(name)
+        if not self._known(key).lives:
+            for text in await self.logs(key, lines, grep=grep):
+                yield text
+            return
+        async with line_into(self._api, pod_name(key)) as line:
+            async for text in line.stream(ask.FollowLogs(key, lines, grep=grep)):
+                yield text
+
+    @contextlib.asynccontextmanager
+    async def _reading_pod(self, name: WorkerName) -> AsyncIterator[str]:
+        """A pod that has a stopped worker's volume, for as long as the body runs."""
+        reader = reading_pod(name, self._known(name).spec, self.settings)
+        own = reader["metadata"]["name"]
+        await self._api.create(reader)
+        try:
+            await self._until_running(own)
+            yield own
+        finally:
+            await self._api.delete("Pod", own, force=True)
+
+    async def _until_running(self, pod: str) -> None:
+        """A pod without the worker's label is in no picture of ours: watch it alone."""
+        async with asyncio.timeout(START_SECONDS):
+            while True:
+                made = await self._api.get("Pod", pod)
+                if made.get("status", {}).get("phase") == "Running":
+                    return
+                if (trouble := trouble_of(made)) is not None:
+                    raise ClientError(f"the log cannot be read: {trouble}")
+                await asyncio.sleep(0.2)  # noqa: TID251 - short, and only for the log of a stopped worker
+
+    async def events(self, after: int = 0, limit: int | None = None, worker: str | None = None) -> builtins.list[Event]:
+        """From the cluster's objects."""
+        self._check_open()
+        return await self._log.events(after, limit, worker)
+
+    async def last_event_id(self) -> int:
+        """The newest."""
+        self._check_open()
+        return await self._log.last_id()
+
+    def follow(self, after: int | None = None) -> AsyncIterator[Event]:
+        """By a watch."""
+        self._check_open()
+        return self._log.follow(after)
+
+    def on_event(self, callback: Callable[[Event], Any]) -> Callable[[], None]:
+        """A task of ours that follows."""
+        self._check_open()
+
+        async def call() -> None:
+            async for event in self._log.follow(None):
+                with contextlib.suppress(Exception):  # a raising callback never harms the deck
+                    callback(event)
+
+        task = asyncio.get_running_loop().create_task(call())
+        self._tasks.add(task)
+        return lambda: (task.cancel(), None)[1]
+
+    async def abilities(self) -> Abilities:
+        """Everything but what needs a process of this machine."""
+        return Abilities("cluster", f"kubernetes:{self.namespace}", dict(UNSUPPORTED))
+
+    async def members(self) -> builtins.list[Member]:
+        """Nobody owns it but the cluster."""
+        self._check_open()
+        return []
+
+
+def _different(one: WorkerSpec, other: WorkerSpec) -> tuple[str, ...]:
+    """The fields in which two specs differ; a secret without a value means the one that is there."""
+    other = _kept_secrets(other, one)
+    return tuple(name for name in one.__struct_fields__ if getattr(one, name) != getattr(other, name))
+
+
+def _kept_secrets(spec: WorkerSpec, current: WorkerSpec) -> WorkerSpec:
+    kept = {
+        name: current.secrets[name] if one.value is None and name in current.secrets else one
+        for name, one in spec.secrets.items()
+    }
+    return WorkerSpec.of(spec, secrets=kept)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+async def _settings(api: Api) -> Settings:
+    """What the namespace says; the environment of this process wins."""
+    kept = await api.find("ConfigMap", SETTINGS)
+    data = (kept or {}).get("data") or {}
+    return Settings(
+        namespace=api.namespace,
+        image=os.environ.get(IMAGE_ENV) or data.get("image"),
+        image_pull_policy=data.get("image_pull_policy"),
+        storage_class=data.get("storage_class"),
+        volume_size=data.get("volume_size", "1Gi"),
+        lease_seconds=float(data.get("lease_seconds", Settings("").lease_seconds)),
+    )

@@ -1,0 +1,543 @@
+"""The first process of a worker's pod: nothing of the worker runs unless this pod holds the worker's Lease.
+
+A node that is cut off goes on running its pods, and the cluster may start the same worker elsewhere. So before the
+program is started the fence compares its pod's uid with the live pod of that name, takes the Lease, and from then on
+must renew it. If it cannot, it asks the program to end, and kills everything in the pod before the Lease may be taken
+by anybody else (:mod:`lease` says when). Then it goes on trying: a fence that gets its Lease back starts the
+program again.
+
+It relies on being process 1 of a pid namespace of its own, as a container's first process is: its death is the death
+of everything in the pod, ``kill(-1, SIGKILL)`` reaches everything that is left, and every orphan is its child.
+Anywhere else it refuses to run.
+
+A fence that is stopped (SIGSTOP, a debugger) cannot kill anybody, so a second process stands beside it: the watchdog
+reads the deadline from a piece of memory that both share, and kills when it passes. A fence that is continued
+after that finds its deadline over, and so does the pod's deck, which looks at it before it starts the program.
+Both count with CLOCK_BOOTTIME, which neither steps nor stands still during a suspend.
+
+What the fence may do in the cluster is: read its own pod, read and update its own Lease. The state of the worker
+travels in the Lease's annotations.
+
+Standard library and our kernel layer only. See pid_namespaces(7), kill(2), memfd_create(2).
+"""
+
+import contextlib
+import http.client
+import json
+import mmap
+import os
+import random
+import select
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from everdeck.cluster.lease import Seen, Terms, Watched, may_take_at, watched
+from everdeck.crashpoints import crash_point
+from everdeck.kernel.identity import boottime
+
+ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+STATUS_ANNOTATION: Final = "everdeck.dev/status"
+TOLD_ANNOTATION: Final = "everdeck.dev/told"
+DEADLINE_FD_ENV: Final = "EVERDECK_FENCE_DEADLINE_FD"
+REPORT_FD_ENV: Final = "EVERDECK_FENCE_REPORT_FD"
+_DEADLINE: Final = struct.Struct("d")
+_LOOK_AGAIN_SECONDS: Final = 1.0
+_NOT_OURS: Final = 75  # EX_TEMPFAIL: this pod is not the worker's any more
+
+
+# --- the deadline that three processes see ----------------------------------------------------------------------
+
+
+class Deadline:
+    """Until when the program may run, on CLOCK_BOOTTIME, in memory that is shared by inheriting its descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._memory = mmap.mmap(fd, _DEADLINE.size)
+
+    @classmethod
+    def make(cls) -> "Deadline":
+        """A new one, passed already."""
+        fd = os.memfd_create("everdeck-deadline", 0)
+        os.ftruncate(fd, _DEADLINE.size)
+        os.set_inheritable(fd, True)  # noqa: FBT003 - the call's own form
+        return cls(fd)
+
+    @property
+    def at(self) -> float:
+        """When everything must be gone."""
+        at: float = _DEADLINE.unpack_from(self._memory)[0]
+        return at
+
+    @at.setter
+    def at(self, when: float) -> None:
+        # Eight aligned bytes: a reader in another process sees the old value or the new one.
+        _DEADLINE.pack_into(self._memory, 0, when)
+
+    @property
+    def passed(self) -> bool:
+        """May nothing run any more?"""
+        return boottime() >= self.at
+
+
+def watchdog(deadline: Deadline) -> None:
+    """Kill everything but ourselves and the fence when the deadline passes; for ever.
+
+    It wakes once per duration while all is well. The fence is process 1 and our parent: when it dies, so do we.
+    """
+    killed = 0.0
+    while True:
+        at = deadline.at
+        if at <= boottime() and at != killed:
+            kill_everybody()
+            killed = at
+        # Passed and dealt with, or not yet there: nothing can make it pass earlier, so sleep until it may.
+        seconds = max(0.05, at - boottime()) if at > boottime() else _LOOK_AGAIN_SECONDS
+        time.sleep(seconds)  # noqa: TID251 - a deadline is a time
+
+
+def kill_everybody() -> None:
+    """SIGKILL for every process of this pid namespace but its first and the caller. Only inside of our own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)  # noqa: TID251 - everybody in a pid namespace that is ours alone
+
+
+# --- the cluster, as little of it as a fence needs --------------------------------------------------------------
+
+
+class Refused(Exception):
+    """The API server answered, and not with what was asked for."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"{status}: {text[:200]}")
+        self.status = status
+
+
+class Api:
+    """HTTPS to the API server with the pod's own account. One connection, kept; every request has a deadline."""
+
+    def __init__(self, seconds: float) -> None:
+        self._host = os.environ["KUBERNETES_SERVICE_HOST"]
+        self._port = int(os.environ.get("KUBERNETES_SERVICE_PORT", "443"))
+        self._seconds = seconds
+        self._context = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
+        self._connection: http.client.HTTPSConnection | None = None
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """One request, within the time that one may take in all: a kept connection that went away is tried again."""
+        ends = boottime() + self._seconds
+        try:
+            return self._ask(method, path, body, ends)
+        except (ConnectionError, http.client.HTTPException):
+            self.hang_up()
+            if boottime() >= ends:
+                raise
+            return self._ask(method, path, body, ends)
+        except OSError:
+            self.hang_up()
+            raise
+
+    def hang_up(self) -> None:
+        """Begin anew with the next request."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _ask(self, method: str, path: str, body: Any, ends: float) -> Any:
+        left = max(0.05, ends - boottime())
+        if self._connection is None:
+            self._connection = http.client.HTTPSConnection(self._host, self._port, timeout=left, context=self._context)
+        elif self._connection.sock is not None:
+            self._connection.sock.settimeout(left)
+        # The token is a file that the kubelet replaces: read it each time.
+        headers = {"Authorization": f"Bearer {(ACCOUNT / 'token').read_text()}", "Content-Type": "application/json"}
+        self._connection.request(method, path, None if body is None else json.dumps(body), headers)
+        answer = self._connection.getresponse()
+        text = answer.read()
+        if answer.status >= 300:  # noqa: PLR2004 - where HTTP's refusals begin
+            raise Refused(answer.status, text.decode("utf-8", "replace"))
+        return json.loads(text)
+
+
+@dataclass(slots=True)
+class Place:
+    """Which pod this is, and which Lease is its worker's."""
+
+    namespace: str
+    pod: str
+    uid: str
+    lease: str
+    node: str = ""
+
+    @classmethod
+    def of_environment(cls) -> "Place":
+        """As the pod's manifest tells it."""
+        return cls(
+            namespace=os.environ["EVERDECK_NAMESPACE"],
+            pod=os.environ["EVERDECK_POD"],
+            uid=os.environ["EVERDECK_POD_UID"],
+            lease=os.environ["EVERDECK_LEASE"],
+            node=os.environ.get("EVERDECK_NODE", ""),
+        )
+
+    @property
+    def holder(self) -> str:
+        """How we sign."""
+        return f"{self.pod}_{self.uid}"
+
+    @property
+    def pod_path(self) -> str:
+        """The live pod of our name."""
+        return f"/api/v1/namespaces/{self.namespace}/pods/{self.pod}"
+
+    @property
+    def lease_path(self) -> str:
+        """The worker's Lease."""
+        return f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/{self.lease}"
+
+
+class NotOurs(Exception):
+    """The live pod of our name is another one, or is being deleted: this one has nothing to run."""
+
+
+# --- the fence --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Fence:
+    """Holds the Lease, runs the pod's deck while it does, and ends everything when it may not any more."""
+
+    place: Place
+    terms: Terms
+    api: Api
+    command: list[str]
+    deadline: Deadline
+    _lease: dict[str, Any] | None = None
+    _watch: Watched | None = None
+    _owner: "subprocess.Popen[bytes] | None" = None  # noqa: TID251 - as where it is started
+    _report: socket.socket | None = None
+    _status: str | None = None
+    _told: str | None = None
+    _ending: bool = False
+    _wake: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
+    _watchdog: int = 0
+    _renewed_at: float = 0.0
+    _lost: bool = False
+
+    def live(self) -> int:
+        """Until the pod is to end; the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._asked_to_end)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
+        try:
+            while not self._ending:
+                self._start_watchdog()
+                if not self._take():
+                    continue
+                crash_point("fence.taken")
+                self._start_owner()
+                started_at = boottime()
+                self._hold()
+                if boottime() - started_at < _LOOK_AGAIN_SECONDS and not self._ending:
+                    self._wait(_LOOK_AGAIN_SECONDS, quiet=True)  # a deck that cannot start is not tried in a circle
+        except NotOurs as error:
+            self._end_everything()
+            say(f"this pod is not the worker's any more: {error}")
+            return _NOT_OURS
+        self._end_everything()
+        self._let_go()
+        return 0
+
+    # --- taking ---------------------------------------------------------------------------------------------------
+
+    def _take(self) -> bool:
+        """Try to get the Lease; wait a little if it is not to be had now."""
+        try:
+            self._check_pod()
+            lease = self.api.ask("GET", self.place.lease_path)
+        except (OSError, Refused, http.client.HTTPException) as error:
+            say(f"the API server does not answer: {error}")
+            self._wait(_LOOK_AGAIN_SECONDS)
+            return False
+        self._watch = watched(self._watch, seen_in(lease), boottime())
+        at = may_take_at(self._watch, self.place.holder, self.terms)
+        if at > boottime():
+            self._wait(min(at - boottime(), _LOOK_AGAIN_SECONDS))
+            return False
+        self._lease = lease
+        return self._renew(taking=True)
+
+    def _check_pod(self) -> None:
+        """A healed node's old pod has a successor of the same name: only the live pod may take the Lease."""
+        try:
+            pod = self.api.ask("GET", self.place.pod_path)
+        except Refused as refused:
+            if refused.status == 404:  # noqa: PLR2004 - not found
+                raise NotOurs("there is no pod of this name") from None
+            raise
+        if pod["metadata"]["uid"] != self.place.uid:
+            raise NotOurs(f"the live pod is {pod['metadata']['uid']}, this one is {self.place.uid}")
+
+    def _renew(self, *, taking: bool = False) -> bool:
+        """Write our name and the time into the Lease; the API server refuses if somebody else wrote meanwhile."""
+        assert self._lease is not None  # noqa: S101 - taken before it is renewed
+        sent_at = boottime()
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        spec = {
+            **self._lease.get("spec", {}),
+            "holderIdentity": self.place.holder,
+            "leaseDurationSeconds": round(self.terms.duration),
+            "renewTime": now,
+        }
+        if taking:
+            spec["acquireTime"] = now
+            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
+        annotations = dict(self._lease["metadata"].get("annotations") or {})
+        annotations["everdeck.dev/node"] = self.place.node
+        if self._status is not None:
+            annotations[STATUS_ANNOTATION] = self._status
+        if self._told is not None:
+            annotations[TOLD_ANNOTATION] = self._told
+        body = {**self._lease, "metadata": {**self._lease["metadata"], "annotations": annotations}, "spec": spec}
+        try:
+            self._lease = self.api.ask("PUT", self.place.lease_path, body)
+        except Refused as refused:
+            if refused.status == 409:  # noqa: PLR2004 - written by somebody else since we read it
+                return self._read_again(taking=taking)
+            say(f"the Lease cannot be renewed: {refused}")
+            return False
+        except (OSError, http.client.HTTPException) as error:
+            say(f"the Lease cannot be renewed: {error}")
+            return False
+        self.deadline.at = sent_at + self.terms.kill
+        self._renewed_at = sent_at
+        return True
+
+    def _read_again(self, *, taking: bool) -> bool:
+        """Somebody wrote it: an annotation for us (a verb), or a successor's name."""
+        try:
+            lease = self.api.ask("GET", self.place.lease_path)
+        except (OSError, Refused, http.client.HTTPException) as error:
+            say(f"the Lease cannot be read: {error}")
+            return False
+        if taking or lease["spec"].get("holderIdentity") != self.place.holder:
+            return False
+        self._lease = lease
+        return self._renew()
+
+    # --- holding --------------------------------------------------------------------------------------------------
+
+    def _hold(self) -> None:
+        """Renew until it cannot be done any more, then end what runs, in time."""
+        asked = troubled = False
+        next_renewal = self._renewed_at + self.terms.renew
+        while not self._ending:
+            now = boottime()
+            unrenewed = now - self._renewed_at
+            if unrenewed >= self.terms.kill or (asked and self._owner_is_gone()):
+                break
+            if unrenewed >= self.terms.polite and not asked:
+                say(f"not renewed for {unrenewed:.1f} s: the program is asked to end")
+                self._ask_owner_to_end()
+                asked = True
+            if now >= next_renewal:
+                renewed = self._renew()
+                if renewed and troubled:
+                    self._check_pod_quietly()  # we may have been away while a successor was made
+                troubled = not renewed
+                if renewed and asked:
+                    break  # it is on its way out; it is started again when it is gone
+                next_renewal = boottime() + (self.terms.renew if renewed else self.terms.renew / 4)
+                continue
+            if not asked and self._owner_is_gone():
+                say("the pod's deck has ended; it is started again")
+                break
+            until = min(next_renewal, self._renewed_at + (self.terms.kill if asked else self.terms.polite))
+            if self._wait(max(0.0, until - now)):
+                next_renewal = min(next_renewal, boottime())  # news for the Lease
+        if not self._ending:
+            self._lost = boottime() - self._renewed_at >= self.terms.polite
+            self._end_everything()
+            self._lost = False
+
+    def _check_pod_quietly(self) -> None:
+        with contextlib.suppress(OSError, Refused, http.client.HTTPException):
+            self._check_pod()
+
+    def _start_owner(self) -> None:
+        """The pod's deck. It looks at the deadline itself before it starts the program."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)  # noqa: FBT003 - the call's own form
+        environment = {
+            **os.environ,
+            DEADLINE_FD_ENV: str(self.deadline.fd),
+            REPORT_FD_ENV: str(theirs.fileno()),
+        }
+        # -P: what lies in the working directory is the worker's and not for us to import.
+        words = [sys.executable, "-P", "-m", "everdeck.cluster.pod", "--", *self.command]
+        self._owner = subprocess.Popen(  # noqa: TID251 - the fence is a process of its own below the deck
+            words, env=environment, pass_fds=(self.deadline.fd, theirs.fileno()), start_new_session=True
+        )
+        theirs.close()
+        self._report = ours
+        crash_point("fence.owner-started")
+
+    def _owner_is_gone(self) -> bool:
+        return self._owner is None or self._owner.poll() is not None
+
+    def _ask_owner_to_end(self) -> None:
+        if self._owner is not None and self._owner.poll() is None:
+            self._owner.send_signal(signal.SIGTERM)
+
+    def _end_everything(self) -> None:
+        """Politely as long as the Lease allows, then by SIGKILL; return when nobody of the pod is left."""
+        self._ask_owner_to_end()
+        polite_until = boottime() + self._grace()
+        while not self._owner_is_gone() and boottime() < min(self.deadline.at, polite_until):
+            # A Lease that can be renewed is: the program may take all of its grace.
+            if boottime() - self._renewed_at >= self.terms.renew and not self._lost:
+                self._lost = not self._renew()
+            until = min(self.deadline.at, polite_until)
+            if not self._lost:
+                until = min(until, self._renewed_at + self.terms.renew)
+            self._wait(until - boottime(), quiet=True)
+        kill_everybody()  # the watchdog too: it is started again before anything else is
+        while _reap_all():
+            self._wait(0.05, quiet=True)
+            kill_everybody()
+        self._owner = None
+        self._watchdog = 0
+        if self._report is not None:
+            self._hear()
+            self._report.close()
+            self._report = None
+
+    def _grace(self) -> float:
+        return float(os.environ.get("EVERDECK_GRACE_SECONDS", "5")) + 2.0
+
+    def _let_go(self) -> None:
+        """Everything is gone: whoever comes next need not wait."""
+        if self._lease is None:
+            return
+        with contextlib.suppress(OSError, Refused, http.client.HTTPException):
+            lease = self.api.ask("GET", self.place.lease_path)
+            if lease["spec"].get("holderIdentity") != self.place.holder:
+                return
+            if self._status is not None:
+                lease["metadata"].setdefault("annotations", {})[STATUS_ANNOTATION] = self._status
+                lease["metadata"]["annotations"][TOLD_ANNOTATION] = self._told or "[]"
+            lease["spec"]["holderIdentity"] = ""
+            self.api.ask("PUT", self.place.lease_path, lease)
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    def _wait(self, seconds: float, *, quiet: bool = False) -> bool:
+        """Until something happens: a signal, a child's end, news from the pod's deck. True if there is news."""
+        watch = [self._wake[0]]
+        if self._report is not None and not quiet:
+            watch.append(self._report.fileno())
+        ready, _, _ = select.select(watch, [], [], max(0.0, seconds))
+        if self._wake[0] in ready:
+            with contextlib.suppress(BlockingIOError):
+                while os.read(self._wake[0], 512):
+                    pass
+            self._reap()
+        return self._report is not None and self._report.fileno() in ready and self._hear()
+
+    def _hear(self) -> bool:
+        """Take what the pod's deck reports; the newest status counts, events are kept until the Lease has them."""
+        news = False
+        while self._report is not None:
+            try:
+                packet = self._report.recv(1 << 17)
+            except (BlockingIOError, ConnectionError):
+                break
+            if not packet:
+                self._report.close()
+                self._report = None
+                break
+            told = json.loads(packet)
+            self._told = json.dumps(told.pop("events"), separators=(",", ":"))
+            self._status = json.dumps(told, separators=(",", ":"))
+            news = True
+        return news
+
+    def _reap(self) -> None:
+        """Everybody's orphans are our children: take their ends, but not the owner's, whom its object waits for."""
+        known = {process.pid for process in (self._owner,) if process is not None}
+        for pid in _children():
+            if pid not in known:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+    def _start_watchdog(self) -> None:
+        if self._watchdog and Path(f"/proc/{self._watchdog}").exists():
+            return
+        words = [sys.executable, "-P", "-m", "everdeck.cluster.fence", "--watchdog", str(self.deadline.fd)]
+        process = subprocess.Popen(  # noqa: TID251 - as the owner
+            words, pass_fds=(self.deadline.fd,), start_new_session=True, stdin=subprocess.DEVNULL
+        )
+        self._watchdog = process.pid
+        process.returncode = 0  # reaped with the orphans
+
+    def _asked_to_end(self, *_: object) -> None:
+        self._ending = True
+
+
+def seen_in(lease: dict[str, Any]) -> Seen:
+    """What of a Lease decides."""
+    spec = lease.get("spec") or {}
+    return Seen(
+        spec.get("holderIdentity") or "",
+        float(spec.get("leaseDurationSeconds") or 0),
+        lease["metadata"]["resourceVersion"],
+    )
+
+
+def _children() -> list[int]:
+    children = Path("/proc/1/task/1/children")
+    return [int(pid) for pid in children.read_text().split()]
+
+
+def _reap_all() -> bool:
+    """Take the ends of all children; is anybody left in this pid namespace?"""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    return any(entry.name.isdigit() and entry.name != "1" for entry in Path("/proc").iterdir())
+
+
+def say(text: str) -> None:
+    """A line of ours among the pod's output."""
+    sys.stderr.write(f"--- everdeck fence: {text} ---\n")
+    sys.stderr.flush()
+
+
+def main(arguments: list[str]) -> int:
+    """``python -m everdeck.cluster.fence -- COMMAND …``, as the first process of a container."""
+    if arguments[:1] == ["--watchdog"]:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        watchdog(Deadline(int(arguments[1])))
+    if os.getpid() != 1:
+        say("it must be the first process of a container: elsewhere it would end processes that are not the pod's")
+        return 2
+    if arguments[:1] == ["--"]:
+        arguments = arguments[1:]
+    terms = Terms(duration=float(os.environ.get("EVERDECK_LEASE_SECONDS", Terms().duration)))
+    time.sleep(random.random() * 0.2)  # noqa: S311, TID251 - a hundred pods of a dead node begin together
+    return Fence(Place.of_environment(), terms, Api(terms.request), arguments, Deadline.make()).live()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

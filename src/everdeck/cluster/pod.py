@@ -1,0 +1,150 @@
+"""The deck of one worker, inside its pod: started by the fence, on the worker's own volume.
+
+It is the same deck as on one box, with one worker in it, so restart policy, backoff, breaker, health, the log and its
+archives, secrets and satellites are the same code. The worker is bound to it, and it is bound to the fence. What
+happens is reported to the fence, which writes it into the worker's Lease; the log is repeated on the pod's output, so
+that ``kubectl logs`` shows it too.
+
+Whoever asks for more (logs, messages, a reset) comes through ``python -m everdeck.cluster.door``, which joins its
+standard input and output to this deck's socket.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from everdeck import AsyncDeck
+from everdeck.cluster.fence import DEADLINE_FD_ENV, REPORT_FD_ENV, Deadline, say
+from everdeck.errors import EverdeckError, UnknownWorker
+from everdeck.model import Event, Limits, Secret, WorkerSpec, worker_name
+
+VOLUME: Final = Path(os.environ.get("EVERDECK_VOLUME", "/everdeck"))
+STATE: Final = VOLUME / "deck"
+GIVEN: Final = Path(os.environ.get("EVERDECK_GIVEN", "/etc/everdeck"))
+SPEC_FILE: Final = "spec.json"
+SECRET_PREFIX: Final = "secret."  # noqa: S105 - the beginning of a file's name
+MOST_TOLD: Final = 50
+
+
+def spec_given(command: list[str], given: Path = GIVEN) -> WorkerSpec:
+    """The spec as the deck of the namespace wrote it into the worker's Secret, for this side of the fence."""
+    path = given / SPEC_FILE
+    fields: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.exists() else {"command": command}
+    secrets = fields.get("secrets", {})
+    for name, secret in secrets.items():
+        file = given / f"{SECRET_PREFIX}{name}"
+        if file.exists():
+            secrets[name] = {**secret, "value": file.read_text()}
+    spec = msgspec.convert(fields, WorkerSpec)
+    limits = spec.limits
+    return WorkerSpec.of(
+        spec,
+        lifetime="bound",
+        secrets={name: Secret(one.value, env=one.env) for name, one in spec.secrets.items()},
+        # Memory, processor and account are the pod's own, set by the kubelet.
+        limits=Limits(open_files=limits.open_files, nice=limits.nice),
+        user=None,
+        group=None,
+    )
+
+
+class _Reports:
+    """Tells the fence how the worker is: the status, and the newest events with their ids in this deck."""
+
+    def __init__(self, deck: AsyncDeck, name: str, channel: socket.socket) -> None:
+        self._deck = deck
+        self._name = name
+        self._channel = channel
+        self._news = asyncio.Event()
+
+    def heard(self, _event: Event) -> None:
+        self._news.set()
+
+    async def tell_for_ever(self) -> None:
+        while True:
+            await self.tell()
+            await self._news.wait()
+            self._news.clear()
+
+    async def tell(self) -> None:
+        try:
+            status = await self._deck.status(self._name)
+        except UnknownWorker:
+            return
+        last = await self._deck.last_event_id()
+        events = await self._deck.events(after=max(0, last - MOST_TOLD), worker=self._name)
+        told = {
+            "status": status,
+            "deck": self._deck.deck_id,
+            "start": os.environ.get("EVERDECK_START", ""),
+            "events": [_short(event) for event in events],
+        }
+        packet = msgspec.json.encode(told)
+        with contextlib.suppress(OSError):  # the fence is gone, and so are we in a moment
+            self._channel.send(packet)
+
+
+def _short(event: Event) -> dict[str, Any]:
+    detail = event.detail if len(msgspec.json.encode(event.detail)) < 1000 else {"shortened": True}  # noqa: PLR2004 - fifty of them fit into an annotation
+    return {"id": event.id, "at": event.at, "kind": event.kind, "detail": detail}
+
+
+async def _mirror(deck: AsyncDeck, name: str) -> None:
+    """The worker's log on the pod's output. A reader that does not read holds up nobody but this."""
+    loop = asyncio.get_running_loop()
+    async for line in deck.follow_logs(name):
+        await loop.run_in_executor(None, _print, line)
+
+
+def _print(line: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+
+async def live(command: list[str]) -> int:
+    """Run the worker until the fence says that it is over."""
+    name = worker_name(os.environ["EVERDECK_WORKER_NAME"])
+    deadline = Deadline(int(os.environ.pop(DEADLINE_FD_ENV)))
+    channel = socket.socket(fileno=int(os.environ.pop(REPORT_FD_ENV)))
+    channel.setblocking(False)  # noqa: FBT003 - the call's own form
+    leave = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, leave.set)
+    spec = spec_given(command)
+    if deadline.passed:
+        # The fence was stopped between taking the Lease and starting us: somebody else may hold it by now.
+        say("the Lease is over; nothing is started")
+        return 1
+    async with AsyncDeck(STATE, join=False) as deck:
+        reports = _Reports(deck, name, channel)
+        deck.on_event(reports.heard)
+        try:
+            await deck.start(name, spec, replace=True)
+        except EverdeckError as error:
+            say(f"the worker cannot be started: {error}")
+        tasks = [loop.create_task(reports.tell_for_ever()), loop.create_task(_mirror(deck, name))]
+        await leave.wait()
+        await deck.stop(name)
+        await reports.tell()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return 0
+
+
+def main(arguments: list[str]) -> int:
+    """``python -m everdeck.cluster.pod -- COMMAND …``; started by the fence."""
+    return asyncio.run(live(arguments[1:] if arguments[:1] == ["--"] else arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""Pods of dead nodes, and when they may be forgotten. A node that is gone cannot say that its pod has ended.
+
+A StatefulSet makes no second pod of a name while the first one exists, and a pod on a node that does not answer exists
+until somebody says otherwise. Nobody may say so just because the node is silent: it may only be cut off. The worker's
+Lease tells: a fence that lives renews it, and one that cannot has ended its program before the Lease is over. So a pod
+is forgotten (deleted by force) only when its node is not ready and its Lease has not changed for the duration and the
+margin, as seen on our own clock. Even if that were wrong, the next pod's fence waits for the Lease itself.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from everdeck.cluster.fence import seen_in
+from everdeck.cluster.lease import Terms
+from everdeck.cluster.objects import Manifest
+
+_TERMS: Final = Terms()
+
+
+@dataclass(frozen=True, slots=True)
+class Rescue:
+    """One pod as it stands: where, whether its node answers, and since when its Lease has not changed."""
+
+    pod: Manifest
+    node_ready: bool
+    lease: Manifest | None
+    lease_since: float
+
+    @property
+    def due_at(self) -> float | None:
+        """When the pod may be forgotten, on the clock of ``lease_since``; None while its node answers."""
+        if self.node_ready or not self.pod["spec"].get("nodeName"):
+            return None
+        seen = None if self.lease is None else seen_in(self.lease)
+        if seen is None or not seen.holder:
+            return self.lease_since  # nobody holds it: the fence let go, or never began
+        return self.lease_since + max(seen.duration, _TERMS.duration) + _TERMS.margin
+
+
+def is_ready(node: Manifest | None) -> bool:
+    """Does the node answer? One that is not known any more does not."""
+    for condition in ((node or {}).get("status") or {}).get("conditions") or ():
+        if condition["type"] == "Ready":
+            return bool(condition["status"] == "True")
+    return False

@@ -1,0 +1,81 @@
+"""The machines of ``scripts/cluster``: switched off and on, cut off and joined again; and an operator to watch them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = Path(os.environ.get("EVERDECK_CLUSTER_DIR") or "/var/tmp/everdeck-cluster")
+IMAGE = "localhost/everdeck:1"
+NODES = ("n1", "n2")
+CONTROL = ("etcd", "apiserver", "controllers", "scheduler", "provisioner")
+
+
+class Cluster:
+    """What can be done to them."""
+
+    def do(self, *words: str) -> str:
+        """One verb of the script."""
+        command = [sys.executable, str(ROOT / "scripts" / "cluster"), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+        return done.stdout
+
+    def get(self, *words: str) -> dict:
+        """An object as kubectl shows it."""
+        return json.loads(self.do("kubectl", "get", *words, "-o", "json"))
+
+    def volume(self, namespace: str, worker: str) -> Path:
+        """Where a worker's volume lies on this machine."""
+        claim = self.get("pvc", f"data-{worker}-0", "-n", namespace)
+        return RUN / "volumes" / f"pvc-{claim['metadata']['uid']}"
+
+    def node_of(self, namespace: str, worker: str) -> str:
+        """Where its pod is."""
+        return self.get("pod", f"{worker}-0", "-n", namespace)["spec"]["nodeName"]
+
+    def runs(self, part: str) -> bool:
+        """Is this part or node there?"""
+        try:
+            pid, since = (RUN / "parts" / part).read_text().split()
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return False
+        return fields[19] == since and fields[0] not in "ZX"
+
+    def all_is_well(self) -> None:
+        """Every part runs, every node is on, joined and ready."""
+        for part in CONTROL:
+            if not self.runs(part):
+                self.do("start", part)
+        for node in NODES:
+            self.do("heal", node)
+            if not self.runs(node):
+                self.do("power-on", node)
+        self.do("up")
+
+
+class Operator:
+    """``everdeck operator`` as a process of this machine, inside the cluster's network."""
+
+    def __init__(self, namespace: str) -> None:
+        words = [sys.executable, "-P", "-m", "everdeck.cli", "operator", "--namespace", namespace]
+        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+
+    def kill(self) -> None:
+        """At once."""
+        self.process.kill()
+        self.process.wait()
+
+
+def until(fact: Callable[[], object], what: str, seconds: float = 120) -> object:
+    """Look again until it is so: what happens in a cluster has no descriptor here."""
+    deadline = time.monotonic() + seconds
+    while not (answer := fact()):
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.1)
+    return answer

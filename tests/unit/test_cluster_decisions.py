@@ -1,0 +1,198 @@
+"""What the deck of a cluster decides: names, objects, and when a Lease may be used, taken and given up on."""
+
+import re
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everdeck.cluster.lease import Seen, Terms, Watched, may_take_at, watched
+from everdeck.cluster.naming import LONGEST, name_of, object_name
+from everdeck.cluster.objects import Settings, check, dependents, spec_of, stateful_set
+from everdeck.cluster.rescue import Rescue, is_ready
+from everdeck.errors import LimitUnavailable, SpecError
+from everdeck.model import Limits, Secret, WorkerName, WorkerSpec, worker_name
+
+pytestmark = pytest.mark.unit
+
+NAMES = st.from_regex(r"\A[A-Za-z0-9._@:+-]{1,128}\Z").filter(lambda name: name not in {".", ".."})
+SETTINGS = Settings("bots", image="example/bots:7")
+TERMS = Terms()
+
+
+# --- names --------------------------------------------------------------------------------------------------------
+
+
+@given(NAMES)
+def test_every_worker_name_becomes_a_name_that_kubernetes_takes(name: str) -> None:
+    """Lower-case letters, digits and hyphens, short enough for a pod of a StatefulSet, never ending in a hyphen."""
+    made = object_name(worker_name(name))
+
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", made)
+    assert len(made) <= LONGEST
+
+
+@given(NAMES)
+def test_a_name_that_was_not_cut_is_read_back(name: str) -> None:
+    """Escapes are undone; what was too long is told by its annotation only."""
+    key = worker_name(name)
+
+    assert name_of(object_name(key)) in {key, None}
+
+
+@given(st.lists(NAMES, unique=True, min_size=2, max_size=2))
+def test_two_workers_never_share_an_object(names: list[str]) -> None:
+    """Different names stay different, in any case and with any escape."""
+    assert object_name(worker_name(names[0])) != object_name(worker_name(names[1]))
+
+
+def test_a_name_that_fits_is_kept() -> None:
+    """People find their worker by its own name."""
+    assert object_name(worker_name("alice")) == "alice"
+    assert object_name(worker_name("Alice@x")) == "w----41lice--40x"
+
+
+# --- the Lease ----------------------------------------------------------------------------------------------------
+
+
+@given(
+    last_renewal=st.floats(0, 1000),
+    seen_after=st.floats(0, 60),
+    holder_speed=st.floats(0.95, 1.05),
+)
+def test_the_holder_is_gone_before_a_successor_may_take_the_lease(
+    last_renewal: float, seen_after: float, holder_speed: float
+) -> None:
+    """In real time, with a holder's clock that is up to 5 % wrong, and whenever the successor saw the renewal."""
+    killed_at = last_renewal + TERMS.kill / holder_speed
+    watch = Watched(Seen("other", TERMS.duration, "7"), last_renewal + seen_after)
+
+    assert may_take_at(watch, "us", TERMS) > killed_at + TERMS.margin
+
+
+def test_a_renewal_begins_the_wait_anew() -> None:
+    """A successor counts only while it sees the same version."""
+    first = watched(None, Seen("other", 8, "1"), 100.0)
+
+    assert watched(first, Seen("other", 8, "1"), 105.0).since == 100.0
+    assert watched(first, Seen("other", 8, "2"), 105.0).since == 105.0
+
+
+@pytest.mark.parametrize("holder", ["", "us"])
+def test_nobodys_lease_and_our_own_are_free_at_once(holder: str) -> None:
+    """A fence that let go, and one that was restarted in the same pod, cost no wait."""
+    assert may_take_at(Watched(Seen(holder, 8, "1"), 100.0), "us", TERMS) == 100.0
+
+
+def test_the_longer_of_two_durations_counts() -> None:
+    """A holder of an older release may have longer terms than ours."""
+    assert may_take_at(Watched(Seen("other", 60, "1"), 0.0), "us", TERMS) == 60 + TERMS.margin
+
+
+# --- rescue -------------------------------------------------------------------------------------------------------
+
+
+def _pod(node: str = "n1") -> dict[str, object]:
+    return {"metadata": {"name": "alice-0", "uid": "u"}, "spec": {"nodeName": node}}
+
+
+def _lease(holder: str = "alice-0_u") -> dict[str, object]:
+    return {"metadata": {"resourceVersion": "1"}, "spec": {"holderIdentity": holder, "leaseDurationSeconds": 8}}
+
+
+def test_a_pod_of_a_node_that_answers_is_never_forgotten() -> None:
+    """However old its Lease looks."""
+    assert Rescue(_pod(), True, _lease(), 0.0).due_at is None
+
+
+def test_a_pod_of_a_silent_node_is_forgotten_when_its_lease_is_over() -> None:
+    """Counted from when we first saw the version that it has."""
+    assert Rescue(_pod(), False, _lease(), 50.0).due_at == 50.0 + 8 + TERMS.margin
+    assert Rescue(_pod(), False, _lease(""), 50.0).due_at == 50.0
+
+
+def test_a_node_that_is_not_known_does_not_answer() -> None:
+    """Deleted nodes are gone."""
+    assert not is_ready(None)
+    assert is_ready({"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+    assert not is_ready({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}})
+
+
+# --- objects ------------------------------------------------------------------------------------------------------
+
+
+def _name() -> WorkerName:
+    return worker_name("alice")
+
+
+def test_secrets_and_environment_stand_in_the_secret_only() -> None:
+    """Neither the StatefulSet nor any other object shows a value."""
+    spec = WorkerSpec(("bot",), env={"KEY": "value-of-env"}, secrets={"TOKEN": Secret("value-of-secret")})
+    made = [stateful_set(_name(), spec, SETTINGS, start="s", replicas=1), *dependents(_name(), spec, SETTINGS, "uid")]
+    shown = [msgspec.json.encode(one).decode() for one in made if one["kind"] != "Secret"]
+
+    assert not [text for text in shown if "value-of" in text]
+    assert spec_of(next(one for one in made if one["kind"] == "Secret")) == spec
+
+
+def test_a_pod_meets_the_restricted_level() -> None:
+    """Not root, no capability, no way to more rights, a read-only root, the runtime's seccomp profile."""
+    pod = stateful_set(_name(), WorkerSpec(("bot",)), SETTINGS, start="s", replicas=1)["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not [volume for volume in pod["volumes"] if "hostPath" in volume]
+
+
+def test_a_fence_may_touch_its_own_lease_and_pod_only() -> None:
+    """Every rule names the one object that it is about, and none lets it create or delete."""
+    made = dependents(_name(), WorkerSpec(("bot",)), SETTINGS, "uid")
+    role = next(one for one in made if one["kind"] == "Role")
+
+    assert [rule["resourceNames"] for rule in role["rules"]] == [["alice-0"], ["alice"]]
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "update"}
+
+
+def test_a_dollar_in_a_command_is_not_the_kubelets() -> None:
+    """``$(HOME)`` would be replaced in a container's command."""
+    made = stateful_set(_name(), WorkerSpec(("sh", "-c", "echo $(HOME)")), SETTINGS, start="s", replicas=1)
+
+    assert made["spec"]["template"]["spec"]["containers"][0]["command"][-1] == "echo $$(HOME)"
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"user": "alice"}, SpecError),
+        ({"group": "bots"}, SpecError),
+        ({"limits": Limits(pids=10)}, LimitUnavailable),
+        ({"limits": Limits(oom_score_adj=10)}, LimitUnavailable),
+    ],
+)
+def test_what_a_pod_cannot_give_is_refused_by_name(fields: dict[str, object], error: type[Exception]) -> None:
+    """Before anything is written."""
+    with pytest.raises(error):
+        check(WorkerSpec.of(("bot",), **fields), SETTINGS)
+
+
+def test_a_worker_without_an_image_is_refused() -> None:
+    """With the way out."""
+    with pytest.raises(SpecError, match="image"):
+        check(WorkerSpec(("bot",)), Settings("bots"))
+
+
+def test_limits_become_the_pods() -> None:
+    """Memory in bytes, processor in thousandths."""
+    spec = WorkerSpec(("bot",), limits=Limits(memory_bytes=1_000_000, cpu_percent=25))
+    container = stateful_set(_name(), spec, SETTINGS, start="s", replicas=1)["spec"]["template"]["spec"]["containers"][
+        0
+    ]
+
+    assert container["resources"]["limits"] == {"memory": "1000000", "cpu": "250m"}
