@@ -337,7 +337,7 @@ class _Reader:
         if merged is None:
             return None
         try:
-            return _spec(merged, self._file.parent)
+            return completed(_spec(merged, self._file.parent))
         except SpecError as error:
             self._problem((*keys, *_keys_of(error)), _detail(error))
             return None
@@ -422,17 +422,20 @@ def _spec(table: TemplateTable | WorkerTable, base: Path | None) -> WorkerSpec:
     template = getattr(table, "template", UNSET)
     if isinstance(template, str):
         fields["labels"] = {"template": template, **fields.get("labels", {})}
-    return completed(WorkerSpec(**fields))
+    return WorkerSpec(**fields)
 
 
 def _satellite(table: _Table, base: Path | None) -> SatelliteSpec:
     given = table.satellite
     options = {"kind": given} if isinstance(given, str) else dict(given or {})
-    kind, to = options.pop("kind", None), options.pop("to", None)
+    kind, to, path = (options.pop(name, None) for name in ("kind", "to", "path"))
+    if isinstance(inner := options.get("options"), dict):  # as the API has it
+        options = {**options, **inner}
+        del options["options"]
     if not isinstance(kind, str):
         raise SpecError("satellite.kind", kind, "a word such as telegram, gmail, smtp, cron or webhook")
     target = table.to if isinstance(table.to, str | tuple) else to
-    return SatelliteSpec(kind, options, target, None if base is None else str(base.resolve()))
+    return SatelliteSpec(kind, options, target, path if base is None else str(base.resolve()))
 
 
 def _read_secret(name: str, entry: str | SecretFile, base: Path) -> Secret:

@@ -32,6 +32,9 @@ _ON_ONE: Final[Mapping[str, Role]] = {
     "stop": Role.OPERATE,
     "restart": Role.OPERATE,
     "reset": Role.OPERATE,
+    "feed": Role.READ,
+    "letters": Role.OPERATE,
+    "decide": Role.OPERATE,
     "send": Role.OPERATE,
     "remove": Role.ADMIN,
 }
@@ -106,6 +109,11 @@ class Guarded:
         """Take a process over: from then on it is restarted with our rights."""
         self.grant.require(Role.ADMIN, "adopt", whole_deck=True)
         return await self._deck.adopt(name, pid, **fields)
+
+    def messages(self, name: Name | None = None) -> Any:
+        """What satellites bring in; whoever names one has looked at its status before."""
+        self.grant.require(Role.OPERATE, "messages", whole_deck=name is None)
+        return self._deck.messages(name)  # type: ignore[attr-defined]  # the deck of one machine has it
 
     def log_dir(self, name: Name) -> Any:
         """Where its log is; whoever asks has looked at its status before."""

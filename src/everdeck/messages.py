@@ -197,6 +197,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Put it back to be tried again, or set it aside after the last attempt."""
         await self._held().finish(_error(error))
 
+    async def release(self) -> None:
+        """Hand it back to whoever reads next; the attempt is not counted."""
+        await self._held().finish(GeneratorExit())
+
     async def __aenter__(self) -> Self:
         self._held()
         return self

@@ -16,8 +16,9 @@ import contextlib
 import inspect
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import quote
@@ -25,8 +26,9 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from everdeck.errors import ClientError, DeckClosed, NoOwner, SpecError, TokenRefused
+from everdeck.errors import ClientError, DeckClosed, NoOwner, SpecError, TokenRefused, Unsupported
 from everdeck.faults import Fault, error_of
+from everdeck.messages import FeedStatus, Letter, LetterVerb, Message, Outgoing, Which, outgoing
 from everdeck.model import Event, Layer, ProcessInfo, WorkerSpec, WorkerStatus, worker_name
 from everdeck.verbs import Abilities, Inspection, Member, Name, OpenDeck, Run, Started, Stopped, Workers
 
@@ -37,6 +39,8 @@ _STREAM_TIMEOUT: Final = httpx.Timeout(35.0, connect=10.0)
 _AGAIN_SECONDS: Final = 0.1
 _AGAIN_CAP_SECONDS: Final = 5.0
 _PAGE: Final = 1000
+# Messages that the daemon hands over ahead of their handling; the others are left for other readers.
+_IN_HAND: Final = 8
 
 _Answer = TypeVar("_Answer")
 _log: Final = logging.getLogger("everdeck.remote")
@@ -70,6 +74,24 @@ class _Refusal(msgspec.Struct):
     title: str = ""
     detail: str = ""
     fault: Fault | None = None
+
+
+class _Promised(msgspec.Struct):
+    number: str
+
+
+class _Decided(msgspec.Struct):
+    done: bool
+
+
+class _Feed(msgspec.Struct):
+    status: FeedStatus
+    letters: list[Letter]
+
+
+class _Handed(msgspec.Struct):
+    claim: str
+    message: Message
 
 
 class RemoteDeck:
@@ -283,6 +305,46 @@ class RemoteDeck:
 
         return unsubscribe
 
+    # --- messages -----------------------------------------------------------------------------------------------
+
+    def messages(self, name: Name | None = None, *, run: Callable[[Any], Any] | None = None) -> "RemoteMessages":
+        """What comes in by a satellite (None: by all of them): ``async for message in deck.messages(): …``."""
+        return RemoteMessages(self, None if name is None else worker_name(name), run)
+
+    async def send(
+        self,
+        name: Name,
+        *,
+        to: str | int,
+        text: str = "",
+        subject: str | None = None,
+        attachments: Sequence[str | PathLike[str]] = (),
+        **options: Any,
+    ) -> int:
+        """Send a message by a satellite; returns its number once it is on the daemon's disk."""
+        if attachments:
+            raise Unsupported("attachments", "files of this machine are not on the daemon's")
+        message = outgoing(to, text, subject=subject, **options)
+        body = {"to": message.to, "text": text, "subject": subject, "options": options}
+        promised = await self._ask(_Promised, "POST", f"{_worker(worker_name(name))}/send", body)
+        return int(promised.number.removeprefix("out-"))
+
+    async def feed(self, name: Name) -> FeedStatus:
+        """A satellite's feed: account, connection, what waits, is in flight, done, set aside, to be sent."""
+        return (await self._ask(_Feed, "GET", f"{_worker(worker_name(name))}/feed", limit=1)).status
+
+    async def letters(
+        self, name: Name, *, which: Which = "dead", number: str | None = None, limit: int = 100
+    ) -> builtins.list[Letter]:
+        """What is in a satellite's feed: set aside (``dead``), ``waiting``, ``done``, or ``all`` that is not done."""
+        asked = {"which": which, "limit": limit} | ({} if number is None else {"number": number})
+        return (await self._ask(_Feed, "GET", f"{_worker(worker_name(name))}/feed", **asked)).letters
+
+    async def decide(self, name: Name, verb: LetterVerb, number: str) -> bool:
+        """``retry`` or ``drop`` a dead letter, or ``replay`` a done message; False if there is none of that number."""
+        path = f"{_worker(worker_name(name))}/feed/{quote(number, safe='')}/{verb}"
+        return (await self._ask(_Decided, "POST", path)).done
+
     async def abilities(self) -> Abilities:
         """What this deck can do, and which verbs it cannot keep."""
         there = await self._ask(Abilities, "GET", "/api/v1/abilities")
@@ -403,6 +465,110 @@ if TYPE_CHECKING:  # mypy proves that it keeps the contract
 
     def _keeps_the_contract(deck: RemoteDeck) -> OpenDeck:
         return deck
+
+
+class RemoteMessages:
+    """``async for message in deck.messages()`` over a daemon's stream; see :mod:`everdeck.satellites.bridge`."""
+
+    def __init__(self, deck: RemoteDeck, worker: str | None, run: Callable[[Any], Any] | None) -> None:
+        self._deck = deck
+        self._worker = worker
+        self._run = run
+        self._stream: AsyncGenerator[tuple[str, bytes], None] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        return await (self._next() if self._run is None else asyncio.to_thread(self._run, self._next()))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Message:
+        if self._run is None:
+            raise TypeError("inside an event loop the messages come by: async for message in deck.messages()")
+        message: Message = self._run(self._next())
+        return message
+
+    async def _next(self) -> Message:
+        if self._stream is None:
+            asked = {"most": _IN_HAND} | ({} if self._worker is None else {"worker": self._worker})
+            self._stream = self._deck._stream("/api/v1/messages", asked, None)  # noqa: SLF001 - of one module
+        async for _, data in self._stream:
+            handed = _decoded(data, _Handed)
+            handed.message.__dict__["_hold"] = _RemoteHold(self._deck, handed.claim, self._run)
+            return handed.message
+        raise DeckClosed(f"the deck {self._deck.where} is closed")
+
+    async def aclose(self) -> None:
+        """Take nothing more; the daemon hands back what was not finished."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            work = stream.aclose()
+            await (work if self._run is None else asyncio.to_thread(self._run, work))
+
+    def close(self) -> None:
+        """The same for programs without an event loop."""
+        if self._run is not None and self._stream is not None:
+            stream, self._stream = self._stream, None
+            self._run(stream.aclose())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _RemoteHold:
+    """A claim at the daemon; see :class:`everdeck.messages.Hold`."""
+
+    def __init__(self, deck: RemoteDeck, claim: str, run: Callable[[Any], Any] | None) -> None:
+        self._deck = deck
+        self._path = f"/api/v1/messages/{claim}"
+        self._run = run
+        self._replies: list[dict[str, Any]] = []
+        self._over = False
+
+    def reply(self, reply: Outgoing) -> None:
+        if reply.attachments:
+            raise Unsupported("attachments", "files of this machine are not on the daemon's")
+        self._replies.append({"text": reply.text, "subject": reply.subject, "options": reply.options})
+
+    def transaction(self) -> contextlib.AbstractAsyncContextManager[Any]:
+        raise Unsupported("transaction", "it is for functions that run in the satellite")
+
+    async def finish(self, error: BaseException | None) -> None:
+        work = self._finish(error)
+        await (work if self._run is None else asyncio.to_thread(self._run, work))
+
+    def finish_now(self, error: BaseException | None) -> None:
+        if self._run is None:
+            raise TypeError("inside an event loop a message is finished by: async with message")
+        self._run(self._finish(error))
+
+    async def _finish(self, error: BaseException | None) -> None:
+        if self._over:
+            return
+        self._over = True
+        if error is None:
+            await self._deck._ask(_Decided, "POST", f"{self._path}/ack", {"replies": self._replies})  # noqa: SLF001 - as above
+        elif isinstance(error, asyncio.CancelledError | GeneratorExit | KeyboardInterrupt | SystemExit):
+            await self._deck._ask(_Decided, "POST", f"{self._path}/release")  # noqa: SLF001 - as above
+        else:
+            said = {"error": f"{type(error).__name__}: {error}"[:2000]}
+            await self._deck._ask(_Decided, "POST", f"{self._path}/fail", said)  # noqa: SLF001 - as above
 
 
 class _Subscription:

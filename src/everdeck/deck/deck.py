@@ -17,7 +17,7 @@ from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from everdeck.clock import Clock
 from everdeck.deck.durability import DurabilityMode
@@ -141,9 +141,9 @@ class AsyncDeck(MessageVerbs):
         if self._elsewhere is None:
             self._local()
             return None
-        if not isinstance(self._elsewhere, MessageVerbs):
+        if not hasattr(self._elsewhere, "messages"):
             raise Unsupported("messages", f"{self.where} cannot hand out messages")
-        return self._elsewhere
+        return cast("MessageVerbs", self._elsewhere)
 
     def _at(self) -> Verbs:
         if self._elsewhere is not None:

@@ -438,7 +438,12 @@ class _Hold:
         elif isinstance(error, _LEAVING):
             self._claims.hand_back(self._claim)
         else:
-            self._claims.fail(self._claim, f"{type(error).__name__}: {error}", retry_after=retry_after_of(error))
+            self._claims.fail(self._claim, _words_of(error), retry_after=retry_after_of(error))
+
+
+def _words_of(error: BaseException) -> str:
+    """An error that was only said, not raised, is its own words."""
+    return str(error) if type(error) is MessageError else f"{type(error).__name__}: {error}"
 
 
 class Messages:

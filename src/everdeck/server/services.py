@@ -14,6 +14,8 @@ from everdeck.server.sse import EventFan, LogStreams
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from everdeck.messages import Message
+
 
 class Services:
     """Made once per daemon, after the deck was opened."""
@@ -33,6 +35,9 @@ class Services:
         self.leave_wanted = asyncio.Event()
         self.page: str | None = None
         self.apply_lock = asyncio.Lock()
+        self.held: dict[str, Message] = {}
+        self.held_listeners: set[asyncio.Event] = set()
+        self.closing = asyncio.Event()
         self.preflight: Callable[[], asyncio.Future[str | None]] | None = None
 
     def seen_by(self, visitor: Pass) -> Self:
@@ -45,6 +50,7 @@ class Services:
 
     def close(self) -> None:
         """End streams and sampling, so that connections can be closed."""
+        self.closing.set()
         self.fan.close()
         self.log_streams.close()
         self.sampler.close()

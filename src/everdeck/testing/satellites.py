@@ -232,8 +232,8 @@ async def _read(state: Path) -> None:
             while True:
                 message = await reader.get()
                 async with message:
-                    os.write(answered, f"{message.text}\n".encode())
-                    await message.reply(f"re: {message.text}")
+                    os.write(answered, f"{message.text.strip()}\n".encode())
+                    await message.reply(f"re: {message.text.strip()}")
 
 
 def main() -> None:

@@ -11,12 +11,13 @@ from typing import Final
 
 from litestar.handlers import HTTPRouteHandler
 
-from everdeck.server.api import deck, events, logs, many, workers
+from everdeck.server.api import deck, events, logs, many, messages, workers
 
 HANDLERS: Final[list[HTTPRouteHandler]] = [
     *workers.HANDLERS,
     *many.HANDLERS,
     *logs.HANDLERS,
     *events.HANDLERS,
+    *messages.HANDLERS,
     *deck.HANDLERS,
 ]

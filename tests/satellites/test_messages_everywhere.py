@@ -1,0 +1,161 @@
+"""``deck.messages``, ``message.reply`` and ``deck.send`` on every kind of deck: owner, member, remote, and raw HTTP."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from everdeck import AsyncDeck, Deck, MessageLost, Satellite
+from everdeck.testing.telegram import TelegramServer
+from support.sat_waiting import until, until_async
+from support.web_served import Served, served_at
+
+Run = Callable[[Callable[[], Awaitable[Any]]], Any]
+
+
+def answers(bot: TelegramServer) -> list[str]:
+    """The texts that the bot has sent."""
+    return [call.params["text"] for call in bot.calls("sendMessage")]
+
+
+@contextmanager
+def another(kind: str, state: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where to open the deck so that it is of this kind."""
+    if kind == "owner":
+        yield str(state), {}
+        return
+    with served_at(state) as daemon:
+        yield (str(state), {}) if kind == "member" else (daemon.base, {"token": daemon.token})
+
+
+@pytest.mark.parametrize("kind", ["owner", "member", "remote"])
+def test_the_same_program_works_on_every_kind_of_deck(state: Path, bot: TelegramServer, run: Run, kind: str) -> None:
+    """Start, read, reply, fail, send and look, with the same words."""
+    bot.say("hello", chat_id=1)
+    bot.say("bad", chat_id=2)
+
+    async def scenario(where: str, options: dict[str, Any]) -> None:
+        async with AsyncDeck(where, **options) as deck:
+            assert (await deck.abilities()).kind == kind
+            await deck.start("bob", Satellite.telegram(bot.token, base_url=bot.url, first_run="take"))
+            seen = []
+            async with deck.messages() as messages:
+                while "hello" not in seen or seen.count("bad") < 3:
+                    message = await anext(messages)
+                    seen.append(message.text)
+                    with contextlib.suppress(ValueError):
+                        async with message:
+                            _refuse(message.text)
+                            await message.reply(f"re: {message.text}")
+            await deck.send("bob", to=9, text="first words")
+            await until(lambda: sorted(answers(bot)) == ["first words", "re: hello"], "both were sent")
+            await until_async(lambda: _dead(deck), "the other is set aside")
+            (letter,) = await deck.letters("bob")
+            assert letter.error == "ValueError: no"
+            assert await deck.decide("bob", "drop", letter.number)
+            assert not await deck.decide("bob", "retry", letter.number)
+
+    with another(kind, state) as (where, options):
+        run(lambda: scenario(where, options))
+
+
+def test_a_plain_program_reads_over_http_too(state: Path, bot: TelegramServer) -> None:
+    """``for message in deck.messages()`` with a URL."""
+    bot.say("hello")
+    with served_at(state) as daemon, Deck(daemon.base, token=daemon.token) as deck:
+        deck.start("bob", Satellite.telegram(bot.token, base_url=bot.url, first_run="take"))
+        with deck.messages("bob") as messages, next(messages) as message:
+            message.reply(f"re: {message.text}")
+        asyncio.run(until(lambda: answers(bot) == ["re: hello"], "the answer"))
+
+
+def test_any_language_can_read_ack_reply_and_send(state: Path, bot: TelegramServer, run: Run) -> None:
+    """The stream as bytes: a claim per message; what is not finished comes again when the stream ends."""
+    bot.say("hello", chat_id=7)
+
+    async def scenario(daemon: Served) -> None:
+        headers = {"authorization": f"Bearer {daemon.token}"}
+        async with httpx.AsyncClient(base_url=daemon.base, headers=headers, timeout=60) as client:
+            spec = Satellite.telegram(bot.token, base_url=bot.url, first_run="take")
+            body = {
+                "name": "bob",
+                "satellite": {"kind": "telegram", "options": spec.satellite.options},  # type: ignore[union-attr]
+                "secrets": {"TOKEN": bot.token},
+            }
+            made = await client.post("/api/v1/workers", json=body)
+            assert made.status_code == 201, made.text
+            async with client.stream("GET", "/api/v1/messages", params={"worker": "bob"}) as stream:
+                first = await _handed(stream)
+                assert (first["message"]["text"], first["message"]["attempt"]) == ("hello", 1)
+            # The reader went away without a word.
+            async with client.stream("GET", "/api/v1/messages") as stream:
+                again = await _handed(stream)
+                assert (again["message"]["text"], again["message"]["attempt"]) == ("hello", 1)
+                late = await client.post(f"/api/v1/messages/{first['claim']}/ack", json={})
+                assert (late.status_code, late.json()["type"]) == (409, "urn:everdeck:message-lost")
+                claim = again["claim"]
+                assert (await client.post(f"/api/v1/messages/{claim}/reply", json={"text": "one"})).status_code == 200
+                assert answers(bot) == []
+                done = await client.post(f"/api/v1/messages/{claim}/ack", json={"replies": [{"text": "two"}]})
+                assert done.json() == {"done": True}
+            sent = await client.post("/api/v1/workers/bob/send", json={"to": 9, "text": "three"})
+            assert sent.status_code == 202
+            await until(lambda: sorted(answers(bot)) == ["one", "three", "two"], "all were sent")
+            assert answers(bot).index("one") < answers(bot).index("two")
+            feed = (await client.get("/api/v1/workers/bob/feed")).json()
+            assert feed["status"]["done"] == 1
+            schema = (await client.get("/openapi.json")).text
+            assert all(f"/api/v1/messages/{{claim}}/{verb}" in schema for verb in ("ack", "reply", "fail", "release"))
+            kinds = {kind["name"] for kind in (await client.get("/api/v1/satellites")).json()}
+            assert {"telegram", "gmail", "smtp", "cron", "webhook"} <= kinds
+            shown = (await client.get("/api/v1/workers/bob/detail")).text
+            assert bot.token.partition(":")[2] not in shown
+
+    with served_at(state) as daemon:
+        run(lambda: scenario(daemon))
+
+
+def test_a_claim_that_was_lost_says_so(state: Path, bot: TelegramServer, run: Run) -> None:
+    """The daemon was restarted while the message was in hand: finishing it is refused, and it comes again."""
+    bot.say("hello")
+
+    async def scenario(daemon: Served) -> None:
+        async with AsyncDeck(daemon.base, token=daemon.token) as deck:
+            await deck.start("bob", Satellite.telegram(bot.token, base_url=bot.url, first_run="take"))
+            messages = deck.messages("bob")
+            message = await anext(messages)
+            await messages.aclose()
+            with pytest.raises(MessageLost):
+                await message.done()
+            async with deck.messages("bob") as again, await anext(again) as second:
+                assert second.id == message.id
+
+    with served_at(state) as daemon:
+        run(lambda: scenario(daemon))
+
+
+def _refuse(text: str) -> None:
+    if text == "bad":
+        raise ValueError("no")
+
+
+async def _handed(stream: httpx.Response) -> dict[str, Any]:
+    """The next message of a stream, as any language would read it."""
+    name = ""
+    async for line in stream.aiter_lines():
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: ") and name == "message":
+            found: dict[str, Any] = json.loads(line.removeprefix("data: "))
+            return found
+    raise AssertionError("the stream ended")
+
+
+async def _dead(deck: AsyncDeck) -> bool:
+    return (await deck.feed("bob")).dead == 1
