@@ -104,6 +104,11 @@ class StateDir:
         return self.path / "notified.json"
 
     @property
+    def samples(self) -> Path:
+        """CPU and memory of the last day and month, one file per worker."""
+        return self.path / "samples"
+
+    @property
     def workers(self) -> Path:
         """One directory per worker."""
         return self.path / WORKERS

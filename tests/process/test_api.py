@@ -8,6 +8,7 @@ import resource
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -500,3 +501,29 @@ def _connections(person: Person) -> int:
         metrics = client.request("GET", "/metrics").decode()
     line = next(line for line in metrics.splitlines() if line.startswith("everdeck_deck_connections "))
     return int(float(line.split()[1]))
+
+
+def test_samples_survive_the_daemon(tmp_path: Path) -> None:
+    """What was measured before a restart is shown after it."""
+    person = Person(tmp_path / "state")
+    try:
+        person.types("up", "--detach", "--listen", "127.0.0.1:0", "--sample-seconds", "0.1")
+        person.types("start", "alice", "--", "sleep", "1000")
+
+        def samples() -> list[float]:
+            page = json.loads(person.types("login", "--json").stdout)["page"]
+            token = (person.state / "token").read_text().strip()
+            query = {"names": "alice", "seconds": "3600"}
+            answer = httpx.get(f"{page}api/v1/samples", params=query, headers={"authorization": f"Bearer {token}"})
+            found: list[float] = answer.raise_for_status().json()["alice"]["at"]
+            return found
+
+        until(lambda: len(samples()) > 2)
+        person.types("down")
+        stopped = time.time()
+        assert (person.state / "samples" / "alice").is_file()
+        person.types("up", "--detach", "--listen", "127.0.0.1:0")
+        assert [at for at in samples() if at < stopped]
+        person.types("rm", "alice")
+    finally:
+        person.leaves()

@@ -36,6 +36,7 @@ from everdeck.server import TYPED_IN_ENV, applying
 from everdeck.server.app import create_app
 from everdeck.server.auth import Door
 from everdeck.server.documents import Applied, ApplyRequest
+from everdeck.server.samples import RECORD_SECONDS
 from everdeck.server.services import Services
 from everdeck.server.serving import HttpFront
 from everdeck.server.tokens import token_of
@@ -123,7 +124,7 @@ class _Daemon:
     async def _own(self, deck: AsyncDeck) -> int:
         deck.on_event(_log_event)
         door, fresh_token = self._door(deck.state_dir)
-        services = Services(deck, datetime.now(UTC), door, self._options.sample_seconds)
+        services = Services(deck, datetime.now(UTC), door, self._sample_seconds())
         services.preflight = lambda: asyncio.ensure_future(_preflight(deck.state_dir))
         front = HttpFront(create_app(services, self._hosts(), self._options.public_url), self._options.people)
         services.connections = lambda: front.connections
@@ -165,6 +166,10 @@ class _Daemon:
             return None, None
         token, fresh = token_of(state_dir)
         return Door(state_dir), token if fresh else None
+
+    def _sample_seconds(self) -> float | None:
+        """How often everybody is sampled; by itself only where somebody may look at it later."""
+        return self._options.sample_seconds or (None if self._address is None else RECORD_SECONDS)
 
     def _hosts(self) -> Iterable[str]:
         named = () if self._address is None else (self._address[0],)

@@ -1,24 +1,32 @@
-"""The last hour of cpu and memory, kept only for what somebody watches.
+"""CPU and memory: the last hour as it was sampled, and the last month by :mod:`everdeck.server.history`.
 
-Reading /proc for thousands of workers is work, so nothing is sampled until a page asks, and sampling ends a little
-after the last page stopped asking; ``--sample-seconds`` asks for all workers, always. One timer serves every watcher.
+Reading /proc for thousands of workers is work. Those that a page asks about are sampled every two seconds until a
+little after it stopped asking. All of them are sampled once a minute while a page is served, or as often as
+``--sample-seconds`` says; a daemon without a page samples nothing unless told to. One timer serves everybody.
 """
 
 import asyncio
+import logging
 import time
 from array import array
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from everdeck.deck import AsyncDeck
 from everdeck.errors import UnknownWorker
 from everdeck.model import WorkerStatus
 from everdeck.server.documents import Series
+from everdeck.server.history import History, Point
+from everdeck.statedir import StateDir
 
 KEPT_SECONDS: Final = 3600.0
 WATCH_SECONDS: Final = 15.0
 EVERY_SECONDS: Final = 2.0
+# How often everybody is sampled for the record, while a page is served.
+RECORD_SECONDS: Final = 60.0
 _NONE: Final = float("nan")
+_log: Final = logging.getLogger("everdeck")
 
 
 class _Ring:
@@ -31,11 +39,11 @@ class _Ring:
         self.cpu = array("d")
         self.rss = array("d")
 
-    def add(self, at: float, cpu: float | None, rss: int | None) -> None:
+    def add(self, at: float, cpu: float | None, rss: int | None, *, keep: bool = False) -> None:
         self.at.append(at)
         self.cpu.append(_NONE if cpu is None else cpu)
         self.rss.append(_NONE if rss is None else rss)
-        if len(self.at) > 64 and self.at[len(self.at) // 4] < at - KEPT_SECONDS:  # noqa: PLR2004 - trim a quarter at a time, not each point
+        if not keep and len(self.at) > 64 and self.at[len(self.at) // 4] < at - KEPT_SECONDS:  # noqa: PLR2004 - trim a quarter at a time, not each point
             cut = len(self.at) // 4
             del self.at[:cut], self.cpu[:cut], self.rss[:cut]
 
@@ -60,6 +68,9 @@ class Sampler:
     def __init__(self, deck: AsyncDeck, always_seconds: float | None = None) -> None:
         self._deck = deck
         self._always_seconds = always_seconds
+        self._everybody_at = 0.0
+        self._complained = False
+        self._history = History(StateDir(Path(deck.state_dir)).samples)
         self._rings: dict[str, _Ring] = {}
         self._watched_until: dict[str, float] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -77,6 +88,21 @@ class Sampler:
             self._timer = None
         if self._sampling is not None:
             self._sampling.cancel()
+        self._written(self._history.unfinished())
+
+    async def past(self, name: str, seconds: float, points: int | None) -> Series:
+        """The last so many seconds: from disk, and from memory where that is finer. Asking counts as watching."""
+        now = time.time()  # noqa: TID251 - as below
+        recent = self.watch([name], now - seconds, None)[name]
+        begins = recent.at[0] if recent.at else now
+        stored = await asyncio.to_thread(self._history.read, name, now - seconds, now)
+        older = [point for point in stored if point.at < begins]
+        ring = _Ring()
+        for point in older:
+            ring.add(point.at, point.cpu, point.rss, keep=True)
+        for at, cpu, rss in zip(recent.at, recent.cpu, recent.rss, strict=True):
+            ring.add(at, cpu, rss, keep=True)
+        return ring.series(0.0, points)
 
     def watch(self, names: Iterable[str], since: float, points: int | None) -> dict[str, Series]:
         """What is known of these workers; asking keeps them sampled for a while."""
@@ -85,7 +111,10 @@ class Sampler:
         for name in names:
             self._watched_until[name] = until
             answer[name] = self._rings.setdefault(name, _Ring()).series(since, points)
-        if self._timer is None and self._sampling is None:
+        soon = asyncio.get_running_loop().time() + EVERY_SECONDS
+        if self._sampling is None and (self._timer is None or self._timer.when() > soon):
+            if self._timer is not None:
+                self._timer.cancel()
             self._arm(0.0)
         return answer
 
@@ -103,14 +132,31 @@ class Sampler:
 
     async def _sample(self) -> None:
         at = time.time()  # noqa: TID251 - the page draws these against its own wall clock
-        if self._always_seconds is not None:
+        everybody = self._always_seconds is not None and self._clock() >= self._everybody_at
+        if everybody and self._always_seconds is not None:
+            self._everybody_at = self._clock() + self._always_seconds * 0.9
             statuses = await self._deck.list()
             for gone in self._rings.keys() - {status.name for status in statuses}:
                 del self._rings[gone]
         else:
             statuses = await self._watched()
+        over = []
         for status in statuses:
             self._rings.setdefault(status.name, _Ring()).add(at, status.cpu_percent, status.rss_bytes)
+            if status.rss_bytes is not None:
+                over += self._history.add(status.name, Point(at, status.cpu_percent, status.rss_bytes))
+        if over:
+            await asyncio.to_thread(self._written, over)
+        if everybody:
+            await asyncio.to_thread(self._history.keep_only, {status.name for status in statuses})
+
+    def _written(self, slots: Sequence[Any]) -> None:
+        try:
+            self._history.write(slots)
+        except OSError as error:
+            if not self._complained:
+                _log.warning("cpu and memory are not kept: %s: %s", error.filename, error.strerror)
+            self._complained = True
 
     async def _watched(self) -> list[WorkerStatus]:
         found = []

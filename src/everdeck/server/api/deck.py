@@ -29,6 +29,9 @@ from everdeck.server.documents import (
 from everdeck.server.entrance import grant_of
 from everdeck.verbs import Abilities, Member
 
+# A month, as long as anything is kept.
+MOST_PAST_SECONDS: Final = 30 * 86_400.0
+
 
 @get("/api/v1/deck", responses=READS, summary="The deck as a whole", tags=["deck"])
 async def show_deck(request: Asked) -> DeckView:
@@ -111,15 +114,24 @@ async def leave(request: Asked) -> DownAnswer:
     return DownAnswer(services.deck.owner_pid, left)
 
 
-@get("/api/v1/samples", responses=READS, summary="The last hour of cpu and memory", tags=["deck"])
+@get("/api/v1/samples", responses=READS, summary="Cpu and memory", tags=["deck"])
 async def show_samples(
     request: Asked,
     names: Names,
     since: Annotated[float, QueryParameter(description="Only newer points, in seconds since the epoch.")] = 0.0,
     points: Annotated[int | None, QueryParameter(ge=1, le=3600)] = None,
+    seconds: Annotated[
+        float | None, QueryParameter(gt=0, le=MOST_PAST_SECONDS, description="The last so many, from disk too.")
+    ] = None,
 ) -> dict[str, Series]:
-    """Asking counts as watching for fifteen seconds."""
+    """The last hour as it was sampled; with `seconds` up to a month, for at most 20 workers.
+
+    Asking counts as watching for fifteen seconds.
+    """
     services = services_of(request)
+    if seconds is not None:
+        chosen = [status.name for status in await statuses_of(services, names)][:20]
+        return {name: await services.sampler.past(name, seconds, points or 600) for name in chosen}
     return services.sampler.watch([status.name for status in await statuses_of(services, names)][:500], since, points)
 
 
