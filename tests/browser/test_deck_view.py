@@ -212,6 +212,41 @@ def test_a_refused_verb_is_told(page: Page, daemon: Daemon, complaints: Complain
     expect(row(page, "fails")).to_have_attribute("data-state", "failed")
 
 
+def test_several_logs_together(page: Page, daemon: Daemon) -> None:
+    """Each line with its worker's name; new lines come as they are written."""
+    for name in ("ann", "ben"):
+        daemon.start(name, worker("echo", f"hello from {name}"))
+        row(page, name).get_by_role("checkbox").click()
+    page.get_by_role("toolbar").get_by_role("link", name="Logs").click()
+    log = page.get_by_role("log")
+    for name in ("ann", "ben"):
+        expect(log).to_contain_text(f"{name} │ hello from {name}")
+    daemon.post("/workers/ann/restart")
+    expect(log.locator(".log-line", has_text="ann │ hello from ann")).to_have_count(2)
+
+
+def test_a_denser_list_totals_and_health(page: Page, daemon: Daemon) -> None:
+    """Twice as many rows fit, the choice is remembered, the deck's totals and each worker's health are told."""
+    daemon.start("well", worker("status", "fine"), health={"notify": True})
+    daemon.start("plain", worker("quiet"))
+    expect(row(page, "well").locator(".c-health")).not_to_have_text("–")
+    expect(row(page, "plain").locator(".c-health")).to_have_text("–")
+    expect(page.locator(".headline-totals")).to_contain_text("MB")
+
+    def height() -> float:
+        box = row(page, "plain").bounding_box()
+        assert box is not None
+        return box["height"]
+
+    before = height()
+    page.get_by_role("button", name="Dense").click()
+    expect(page.locator(".worker-table.is-dense")).to_be_visible()
+    assert height() < before * 0.7
+    page.reload()
+    expect(page.locator(".worker-table.is-dense")).to_be_visible()
+    page.get_by_role("button", name="Dense").click()
+
+
 def test_live_on_two_pages(page: Page, daemon: Daemon, new_page: "Callable[..., Page]") -> None:
     """What one page does, the other shows without being asked."""
     other = new_page()

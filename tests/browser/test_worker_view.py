@@ -1,5 +1,6 @@
 """The worker view: live log, events, restarts, layers, processes, environment, health and plots."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,49 @@ def test_a_worker_that_is_not_there(page: Page, daemon: Daemon, complaints: Comp
     expect(page.get_by_role("heading", name="No worker “nobody”")).to_be_visible()
     page.get_by_role("link", name="Back to the deck").click()
     expect(page.get_by_role("heading", name="No workers yet")).to_be_visible()
+
+
+def test_edit_keeps_what_the_form_does_not_show(page: Page, daemon: Daemon, complaints: Complaints) -> None:
+    """Only what was changed changes: secrets keep their values, and fields without a box stay as they are."""
+    complaints.expect("409")
+    daemon.start(
+        "alice",
+        worker("echo", "before"),
+        env={"MOOD": "calm"},
+        secrets={"TOKEN": {"value": "s3cret"}},
+        log={"keep": 3},
+        restart={"policy": "always", "backoff_cap_seconds": 33},
+        labels={"team": "a"},
+    )
+    page.evaluate("location.hash = '#/workers/alice'")
+    page.get_by_role("link", name="Edit").click()
+    expect(page.get_by_role("heading", name="Edit alice")).to_be_visible()
+    expect(page.get_by_label("Variable 1 value")).to_have_value("calm")
+    page.get_by_label("Command", exact=True).fill(shlex.join(worker("echo", "after the edit")))
+    page.get_by_label("Variable 1 value").fill("merry")
+    page.get_by_role("button", name="Save and start").click()
+    page.get_by_role("dialog").get_by_role("button", name="Stop it and replace it").click()
+    expect(page.get_by_role("log")).to_contain_text("after the edit")
+    spec = daemon.get("/workers/alice/spec")
+    assert spec["env"] == {"MOOD": "merry"}
+    assert spec["log"]["keep"] == 3
+    assert (spec["restart"]["policy"], spec["restart"]["backoff_cap_seconds"]) == ("always", 33)
+    assert spec["labels"] == {"team": "a"}
+    secret = daemon.state_dir / "workers" / "alice" / "secrets" / "TOKEN"
+    assert secret.read_text() == "s3cret"
+
+
+def test_clone_makes_another_worker_of_the_same_spec(page: Page, daemon: Daemon) -> None:
+    """The name is asked for; the rest is there."""
+    daemon.start("ann", worker("echo", "one of two"), env={"A": "1"}, labels={"team": "a"})
+    page.evaluate("location.hash = '#/workers/ann'")
+    page.get_by_role("link", name="Clone").click()
+    expect(page.get_by_label("Name", exact=True)).to_be_focused()
+    page.get_by_label("Name", exact=True).fill("bea")
+    page.get_by_role("button", name="Add and start").click()
+    expect(page.get_by_role("heading", name="bea", level=1)).to_be_visible()
+    specs = [daemon.get(f"/workers/{name}/spec") for name in ("ann", "bea")]
+    for spec in specs:
+        spec["cwd"] = None
+    assert specs[0] == specs[1]
+    assert daemon.names() == {"ann", "bea"}

@@ -128,6 +128,19 @@ class LogLines(msgspec.Struct, frozen=True):
     lines: list[str]
 
 
+class NamedLine(msgspec.Struct, frozen=True):
+    """One line, safe to print, and whose it is."""
+
+    worker: str
+    text: str
+
+
+class NamedLines(msgspec.Struct, frozen=True):
+    """Lines of several logs, those of one worker after those of another."""
+
+    lines: list[NamedLine]
+
+
 class DeckView(msgspec.Struct, frozen=True):
     """The deck as a whole."""
 

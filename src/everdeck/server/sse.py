@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -186,6 +186,35 @@ class LogStreams:
                     yield _END
         finally:
             self._open.discard(woken)
+
+    async def together(self, logs: Mapping[str, Path], lines: int, holds: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """The last lines of several logs and then every new one, each with its worker's name."""
+        woken = asyncio.Event()
+        self._open.add(woken)
+        try:
+            with Follower(colour=True) as follower:
+                for name, log_dir in logs.items():
+                    follower.add(name, log_dir, lines=lines)
+                yield _PING
+                found = bundles(
+                    follower,
+                    limit=BATCH,
+                    idle_seconds=PING_SECONDS,
+                    woken=woken,
+                    is_over=lambda: self._closing or not holds(),
+                )
+                async with contextlib.aclosing(found):
+                    async for bundle in found:
+                        yield _named_lines(bundle) if bundle else _PING
+                if not follower.names:
+                    yield _END
+        finally:
+            self._open.discard(woken)
+
+
+def _named_lines(lines: list[Line]) -> bytes:
+    told = [{"worker": line.name, "text": line.text} for line in lines]
+    return b"event: lines\ndata: %b\n\n" % msgspec.json.encode({"lines": told})
 
 
 def _matches(kept: _Kept, worker: str | None, kinds: frozenset[EventKind] | None) -> bool:

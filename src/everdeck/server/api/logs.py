@@ -15,13 +15,14 @@ from everdeck.logs import keeper as deck_logs
 from everdeck.logs import reader as logreader
 from everdeck.model import worker_name
 from everdeck.server.api.asking import READS, READS_ONE, Asked, Name, Names, services_of, statuses_of, stream_of
-from everdeck.server.documents import LogLines
+from everdeck.server.documents import LogLines, NamedLine, NamedLines
 from everdeck.server.entrance import pass_of
 from everdeck.server.services import Services
 from everdeck.server.sse import Begin
 from everdeck.statedir import StateDir
 
 MOST_LOG_LINES: Final = 10_000
+MOST_LOGS_TOGETHER: Final = 50
 
 
 @get(
@@ -69,6 +70,35 @@ async def show_logs(
 
 
 @get(
+    "/api/v1/logs",
+    responses={
+        **READS,
+        200: ResponseSpec(data_container=NamedLines, description="Lines, or a stream of them", generate_examples=False),
+    },
+    summary="Several logs together",
+    tags=["logs"],
+)
+async def show_several_logs(
+    request: Asked,
+    names: Names,
+    lines: Annotated[int, QueryParameter(ge=0, le=MOST_LOG_LINES)] = 20,
+    follow: Annotated[bool, QueryParameter(description="Stream as server-sent events.")] = False,
+) -> Response[Any]:
+    """The last lines of each; with `follow=1` a stream of `lines` events that begins with them."""
+    services = services_of(request)
+    found = [status.name for status in await statuses_of(services, names)][:MOST_LOGS_TOGETHER]
+    logs = {name: _log_dir_of(services, name) for name in found}
+    if follow:
+        services.log_streams.claim()
+        return stream_of(services.log_streams.together(logs, lines, pass_of(request).holds))
+
+    def read() -> list[NamedLine]:
+        return [NamedLine(name, text) for name, log in logs.items() for text in logreader.tail(log, lines=lines)]
+
+    return Response(NamedLines(await asyncio.to_thread(read)), headers={"cache-control": "no-store"})
+
+
+@get(
     "/api/v1/workers/{name:str}/logs/download",
     responses=READS_ONE,
     media_type="text/plain",
@@ -102,7 +132,7 @@ async def show_last_lines(request: Asked, names: Names) -> dict[str, str | None]
     return await asyncio.to_thread(read)
 
 
-HANDLERS: Final[list[HTTPRouteHandler]] = [show_logs, download_logs, show_last_lines]
+HANDLERS: Final[list[HTTPRouteHandler]] = [show_logs, show_several_logs, download_logs, show_last_lines]
 
 
 async def _log_dir(services: Services, name: str) -> Path:

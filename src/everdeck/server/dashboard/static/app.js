@@ -15,6 +15,7 @@ import { AddView } from './views/add.js';
 import { DeckView } from './views/deck.js';
 import { EventsView } from './views/events.js';
 import { LoginView } from './views/login.js';
+import { LogsView } from './views/logs.js';
 import { WorkerView } from './views/worker.js';
 
 function App() {
@@ -42,7 +43,8 @@ function View({ here }) {
     case 'deck': return html`<${DeckView} params=${here.params} />`;
     case 'worker': return html`<${WorkerView} name=${here.name} key=${here.name} />`;
     case 'events': return html`<${EventsView} params=${here.params} />`;
-    case 'add': return html`<${AddView} params=${here.params} />`;
+    case 'logs': return html`<${LogsView} params=${here.params} />`;
+    case 'add': return html`<${AddView} params=${here.params} key=${here.params.edit || here.params.clone || 'new'} />`;
     default: return html`<div class="state-page"><h1>Nothing here</h1><p>This address leads to no view.</p><a class="button is-primary" href=${link('/')}>To the deck</a></div>`;
   }
 }
@@ -51,7 +53,7 @@ const PLACES = [['deck', '/', 'Deck'], ['events', '/events', 'Events'], ['add', 
 
 function TopBar({ here }) {
   const deck = useCell(about);
-  const place = here.view === 'worker' ? 'deck' : here.view;
+  const place = here.view === 'worker' || here.view === 'logs' ? 'deck' : here.view;
   return html`
     <header class="top-bar">
       <a class="brand" href=${link('/')} aria-label="Everdeck, to the deck">

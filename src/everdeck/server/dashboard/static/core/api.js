@@ -56,6 +56,7 @@ export const api = {
   samples: (names, query = {}) => ask('GET', `samples${search({ names: names.join(','), ...query })}`),
   events: (query) => ask('GET', `events${search(query)}`),
   templates: () => ask('GET', 'templates'),
+  spec: (name) => ask('GET', `workers/${segment(name)}/spec`),
   login,
   logout,
   /** The address of a download that the browser opens by itself, good for once and for a minute. */
@@ -71,6 +72,7 @@ export const api = {
 export const address = {
   events: (after) => url(`events${search({ after })}`),
   logStream: (name, lines) => url(`workers/${segment(name)}/logs${search({ follow: 1, lines })}`),
+  logsTogether: (names, lines) => url(`logs${search({ names: names.join(','), lines, follow: 1 })}`),
   logDownload: (name) => url(`workers/${segment(name)}/logs/download`),
 };
 

@@ -32,6 +32,7 @@ function parse(hash) {
   const parts = path.split('/').filter(Boolean).map(decode);
   if (parts[0] === 'workers' && parts[1]) return { view: 'worker', name: parts[1], path, params };
   if (parts[0] === 'events') return { view: 'events', path, params };
+  if (parts[0] === 'logs') return { view: 'logs', path, params };
   if (parts[0] === 'add') return { view: 'add', path, params };
   return { view: parts.length ? 'lost' : 'deck', path: parts.length ? path : '/', params };
 }

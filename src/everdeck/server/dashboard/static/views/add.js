@@ -4,12 +4,12 @@ import { html, classes, useEffect, useRef, useState } from '../core/html.js';
 import { api } from '../core/api.js';
 import { useCell } from '../core/cell.js';
 import { about, learn } from '../core/deck.js';
-import { go, link } from '../core/router.js';
+import { go, link, linkToWorker } from '../core/router.js';
 import { ask } from '../widgets/confirm.js';
 import { Field, Pairs } from '../widgets/fields.js';
 import { Icon } from '../widgets/icons.js';
 import { say } from '../widgets/toast.js';
-import { split } from '../widgets/words.js';
+import { quoted, split } from '../widgets/words.js';
 
 const FRESH = {
   name: '', template: '', command: '', cwd: null, lifetime: 'adoptable', port: false, env: [], secrets: [], labels: [],
@@ -23,12 +23,22 @@ export function AddView({ params }) {
   const [form, setForm] = useState({ ...FRESH, template: params.template || '' });
   const [problem, setProblem] = useState(null);
   const [busy, setBusy] = useState(false);
+  const [base, setBase] = useState(null);
+  const like = params.edit || params.clone;
   const element = useRef(null);
   const place = useCell(about)?.directory || '';
   const set = (key) => (value) => setForm((before) => ({ ...before, [key]: value }));
 
   useEffect(() => {
-    document.title = 'Add a worker · Everdeck';
+    document.title = `${params.edit ? `Edit ${params.edit}` : params.clone ? `Clone ${params.clone}` : 'Add a worker'} · Everdeck`;
+    if (like) {
+      api.spec(like).then((spec) => {
+        setBase(spec);
+        setForm({ ...formOf(spec), name: params.edit || '' });
+        setTemplates([]);
+      }, (failure) => { setProblem(failure); setTemplates([]); });
+      return;
+    }
     api.templates().then((list) => {
       if (list.length) {
         setMode('template');
@@ -40,7 +50,7 @@ export function AddView({ params }) {
 
   // The browser's own autofocus works once per document, and this view comes and goes.
   const asked = templates !== null;
-  useEffect(() => { if (asked) element.current?.querySelector('[name=name]')?.focus(); }, [asked]);
+  useEffect(() => { if (asked) element.current?.querySelector(params.edit ? '[name=command]' : '[name=name]')?.focus(); }, [asked]);
   // Bring the reader to the first refused field.
   useEffect(() => {
     if (problem) (element.current?.querySelector('[aria-invalid=true]') || element.current?.querySelector('.form-problem'))?.focus();
@@ -51,7 +61,7 @@ export function AddView({ params }) {
     setBusy(true);
     setProblem(null);
     try {
-      const status = await api.add(requestOf(mode, form, place), replace);
+      const status = await api.add(requestOf(mode, form, place, base), replace);
       learn(status);
       say(`${status.name} started`);
       go(`/workers/${encodeURIComponent(status.name)}`);
@@ -74,16 +84,17 @@ export function AddView({ params }) {
   const words = split(form.command);
   return html`
     <div class="add-view">
-      <header><h1>Add a worker</h1><p class="quiet">It starts at once, and is kept running until somebody stops it.</p></header>
+      <header><h1>${params.edit ? `Edit ${params.edit}` : params.clone ? `Clone ${params.clone}` : 'Add a worker'}</h1>
+        <p class="quiet">${params.edit ? 'It is started with the new spec; if it runs now, you are asked before it is stopped.' : params.clone ? 'A new worker with the same spec. Values of secrets are not copied: give them again.' : 'It starts at once, and is kept running until somebody stops it.'}</p></header>
       <form class="add-form" ref=${element} onSubmit=${submit} novalidate>
         ${problem && !placed && html`<div class="form-problem banner tone-bad" role="alert" tabindex="-1"><p><strong>${problem.title || 'Not added'}.</strong> ${problem.message}</p></div>`}
         <fieldset class="panel"><legend>Who</legend>
-          <${Field} label="Name" name="name" value=${form.name} onInput=${set('name')} error=${errorFor('name')} hint="Usually a user id: letters, digits and . _ - @ : +" autocomplete="off" spellcheck=${false} />
+          <${Field} label="Name" name="name" value=${form.name} onInput=${set('name')} error=${errorFor('name')} hint="Usually a user id: letters, digits and . _ - @ : +" autocomplete="off" spellcheck=${false} readonly=${Boolean(params.edit)} />
         </fieldset>
         <fieldset class="panel"><legend>What it runs</legend>
           <div class="segments" role="radiogroup" aria-label="Made from">
             ${[['template', 'A template'], ['command', 'A command']].map(([key, title]) => html`
-              <label key=${key} class=${classes('segment', mode === key && 'is-on')}><input type="radio" name="mode" value=${key} checked=${mode === key} disabled=${key === 'template' && templates.length === 0} onChange=${() => setMode(key)} />${title}</label>`)}
+              <label key=${key} class=${classes('segment', mode === key && 'is-on')}><input type="radio" name="mode" value=${key} checked=${mode === key} disabled=${key === 'template' && (templates.length === 0 || Boolean(like))} onChange=${() => setMode(key)} />${title}</label>`)}
           </div>
           ${mode === 'template' ? html`
             <div class=${classes('field', errorFor('template') && 'is-wrong')}><label for="f-template">Template</label>
@@ -99,7 +110,7 @@ export function AddView({ params }) {
         <fieldset class="panel"><legend>Its environment</legend>
           <${Pairs} title="Variables" name="env" pairs=${form.env} onPairs=${set('env')} error=${errorFor('env')} keyLabel="Variable" />
           ${mode === 'command' && html`
-            <${Pairs} title="Secrets" name="secrets" pairs=${form.secrets} onPairs=${set('secrets')} error=${errorFor('secrets')} keyLabel="Secret" secret hint="Reach the worker as files in $CREDENTIALS_DIRECTORY; never shown again." />`}
+            <${Pairs} title="Secrets" name="secrets" pairs=${form.secrets} onPairs=${set('secrets')} error=${errorFor('secrets')} keyLabel="Secret" secret hint=${params.edit ? 'A value that is left empty stays as it is.' : 'Reach the worker as files in $CREDENTIALS_DIRECTORY; never shown again.'} />`}
         </fieldset>
         ${mode === 'command' && html`
         <fieldset class="panel"><legend>When the owner dies</legend>
@@ -127,7 +138,7 @@ export function AddView({ params }) {
           <label class="check"><input type="checkbox" name="port" checked=${form.port} onChange=${(e) => set('port')(e.target.checked)} />Give it a port in <code>$PORT</code></label>
           <${Pairs} title="Labels" name="labels" pairs=${form.labels} onPairs=${set('labels')} error=${errorFor('labels')} keyLabel="Label" />
         </details>`}
-        <div class="form-acts"><button class="button is-primary" disabled=${busy}><${Icon} name="start" size=${14} />${busy ? 'Starting…' : 'Add and start'}</button><a class="button" href=${link('/')}>Cancel</a></div>
+        <div class="form-acts"><button class="button is-primary" disabled=${busy}><${Icon} name="start" size=${14} />${busy ? 'Starting…' : params.edit ? 'Save and start' : 'Add and start'}</button><a class="button" href=${like ? linkToWorker(like) : link('/')}>Cancel</a></div>
       </form>
     </div>`;
 }
@@ -149,20 +160,45 @@ function some(entries) {
 
 const mapping = (pairs) => (pairs.length ? Object.fromEntries(pairs.filter(([key, value]) => key || value)) : undefined);
 
-function requestOf(mode, form, place) {
+/** What the form shows of a spec. What it cannot show is kept in the spec itself, see requestOf. */
+function formOf(spec) {
+  const text = (value) => (value === null || value === undefined ? '' : String(value));
+  const { restart = {}, stop = {}, limits = {}, health } = spec;
+  const kind = !health ? 'none' : ['http', 'tcp', 'command'].find((each) => health[each]) || 'notify';
+  const target = health?.[kind];
+  return {
+    ...FRESH, command: spec.command.map(quoted).join(' '), cwd: text(spec.cwd), lifetime: spec.lifetime, port: spec.port,
+    env: Object.entries(spec.env), labels: Object.entries(spec.labels), secrets: Object.keys(spec.secrets).map((key) => [key, '']),
+    policy: restart.policy, max_crashes: text(restart.max_crashes), window_seconds: text(restart.window_seconds), backoff_seconds: text(restart.backoff_seconds),
+    grace_seconds: text(stop.grace_seconds), signal: text(stop.signal), health: kind, health_target: kind === 'notify' || kind === 'none' ? '' : Array.isArray(target) ? target.map(quoted).join(' ') : text(target),
+    watchdog_seconds: text(health?.watchdog_seconds), memory_mb: limits.memory_bytes ? String(limits.memory_bytes / 1e6) : '', open_files: text(limits.open_files), nice: text(limits.nice),
+  };
+}
+
+/** The body of the request. `base` is the spec that is edited or cloned: whatever the form has no field for stays. */
+function requestOf(mode, form, place, base = null) {
   const env = mapping(form.env);
   if (mode === 'template') return { name: form.name.trim(), template: form.template, ...(env ? { env } : {}) };
   const secrets = mapping(form.secrets);
   const megabytes = number(form.memory_mb);
-  const spec = some({
+  const own = some({
     cwd: (form.cwd ?? place).trim(), env, labels: mapping(form.labels),
-    secrets: secrets && Object.fromEntries(Object.entries(secrets).map(([key, value]) => [key, { value }])),
-    restart: some({ policy: form.policy === 'on-failure' ? '' : form.policy, max_crashes: number(form.max_crashes), window_seconds: number(form.window_seconds), backoff_seconds: number(form.backoff_seconds) }),
+    secrets: secrets && Object.fromEntries(Object.entries(secrets).map(([key, value]) => [key, { ...base?.secrets?.[key], value: value === '' && base ? null : value }])),
+    restart: some({ policy: form.policy === 'on-failure' && !base ? '' : form.policy, max_crashes: number(form.max_crashes), window_seconds: number(form.window_seconds), backoff_seconds: number(form.backoff_seconds) }),
     stop: some({ signal: form.signal.trim(), grace_seconds: number(form.grace_seconds) }),
     limits: some({ memory_bytes: typeof megabytes === 'number' ? Math.round(megabytes * 1e6) : megabytes, open_files: number(form.open_files), nice: number(form.nice) }),
     health: healthOf(form),
   });
-  return { name: form.name.trim(), spec: { command: split(form.command).words, lifetime: form.lifetime, ...(form.port ? { port: true } : {}), ...spec } };
+  const spec = { command: split(form.command).words, lifetime: form.lifetime, ...(form.port ? { port: true } : {}), ...own };
+  return { name: form.name.trim(), spec: base ? over(base, spec) : spec };
+}
+
+function over(base, spec) {
+  const kept = { ...base, port: false, cwd: null, env: {}, labels: {}, secrets: {}, ...spec };
+  for (const part of ['restart', 'stop', 'limits']) kept[part] = { ...base[part], ...spec[part] };
+  for (const key of ['memory_bytes', 'open_files', 'nice']) if (spec.limits?.[key] === undefined) kept.limits[key] = null;
+  kept.health = spec.health ? { ...base.health, http: null, tcp: null, command: null, ...spec.health } : null;
+  return kept;
 }
 
 function healthOf(form) {

@@ -1,10 +1,10 @@
 // Every worker: the headline, the tide gauge, search, grouping, and the table.
-import { html, useEffect, useMemo, useRef } from '../core/html.js';
+import { html, useEffect, useMemo, useRef, useState } from '../core/html.js';
 import { useCell } from '../core/cell.js';
 import { may } from '../core/api.js';
 import { about, loaded, readAll, workers } from '../core/deck.js';
 import { ATTENTION, countStates } from '../core/fold.js';
-import { plural, whole } from '../core/format.js';
+import { bytes, percent, plural, whole } from '../core/format.js';
 import { useKeys } from '../core/keys.js';
 import { link, refine } from '../core/router.js';
 import { select, selection } from '../core/selection.js';
@@ -25,6 +25,7 @@ export function DeckView({ params }) {
   const standing = useStanding();
   const box = useRef(null);
   const selected = useCell(selection);
+  const [dense, setDense] = useRemembered('everdeck-dense', false);
   const { q = '', state = '', sort = 'name', group = '' } = params;
   const order = params.order || (DESCENDS.has(sort) ? 'desc' : 'asc');
   const chosen = useMemo(() => new Set(state.split(',').filter(Boolean)), [state]);
@@ -55,7 +56,7 @@ export function DeckView({ params }) {
   return html`
     <div class=${standing === 'lost' ? 'deck-view is-stale' : 'deck-view'}>
       <header class="deck-head">
-        <${Headline} counts=${counts} total=${all.length} />
+        <${Headline} counts=${counts} total=${all.length} statuses=${all} />
         <${Gauge} counts=${counts} total=${all.length} chosen=${chosen} onChoose=${toggleState} />
         <div class="deck-tools">
           <label class="search-box"><${Icon} name="search" size=${15} /><span class="unseen">Search workers</span>
@@ -63,17 +64,18 @@ export function DeckView({ params }) {
           <label class="choice"><span>Sort</span><select value=${sort} onChange=${(e) => refine({ sort: e.target.value, order: '' })}>
             ${Object.entries(SORTS).map(([key, title]) => html`<option key=${key} value=${key} selected=${key === sort}>${title}</option>`)}</select></label>
           <button class="toggle" aria-pressed=${group ? 'true' : 'false'} onClick=${() => refine({ group: group ? '' : '1' })}>Group by template</button>
+          <button class="toggle" aria-pressed=${dense ? 'true' : 'false'} onClick=${() => setDense(!dense)}><${Icon} name="rows" size=${14} />Dense</button>
           <span class="shown-count num" role="status">${shown === all.length ? '' : `${whole(shown)} of ${whole(all.length)} shown`}</span>
         </div>
       </header>
       ${shown === 0 ? html`<div class="state-page is-small"><h2>No worker matches</h2><p>Nothing in this deck fits the search and the filters.</p>
         <button class="button" onClick=${() => refine({ q: '', state: '' })}>Clear them</button></div>` : html`
-        <${WorkerTable} groups=${groups} sort=${sort} order=${order} onSort=${sortBy} />`}
+        <${WorkerTable} groups=${groups} sort=${sort} order=${order} onSort=${sortBy} dense=${dense} />`}
       <${BulkBar} names=${[...selected]} hidden=${[...selected].filter((name) => !visible.has(name)).length} onClear=${() => select([])} />
     </div>`;
 }
 
-function Headline({ counts, total }) {
+function Headline({ counts, total, statuses }) {
   const asking = [
     counts.failed && `${plural(counts.failed, 'worker')} failed and ${counts.failed === 1 ? 'waits' : 'wait'} for you`,
     counts.unhealthy && `${whole(counts.unhealthy)} unhealthy`,
@@ -83,6 +85,7 @@ function Headline({ counts, total }) {
     <div class="headline">
       <h1>${counts.running === total ? html`All <b>${whole(total)}</b> running` : html`<b>${whole(counts.running)}</b> of ${whole(total)} running`}</h1>
       <p class="headline-more">${asking.length ? asking.join(' · ') : 'Nothing needs you.'}</p>
+      <p class="headline-totals num" title="All workers together">CPU ${percent(sum(statuses, 'cpu_percent'))} · ${bytes(sum(statuses, 'rss_bytes'))}</p>
     </div>`;
 }
 
@@ -108,6 +111,26 @@ export const Moon = ({ phase }) => html`
     <ellipse cx="60" cy="60" rx="54" ry="22" class="moon-orbit" transform="rotate(-18 60 60)" /><circle cx="60" cy="60" r="24" class="moon-planet" /><circle cx="110" cy="43" r="6" class="moon-sat" />
   </svg>`;
 
+/** A choice that this browser remembers. */
+function useRemembered(key, initial) {
+  const [value, setValue] = useState(() => {
+    try {
+      return JSON.parse(localStorage.getItem(key)) ?? initial;
+    } catch {
+      return initial;
+    }
+  });
+  const keep = (next) => {
+    setValue(next);
+    try {
+      localStorage.setItem(key, JSON.stringify(next));
+    } catch {
+      // A browser that refuses storage remembers it until it is reloaded.
+    }
+  };
+  return [value, keep];
+}
+
 // --- decisions, pure ---------------------------------------------------------------------------------------------
 
 function filtered(statuses, q, states) {
@@ -116,6 +139,8 @@ function filtered(statuses, q, states) {
 }
 
 const haystack = (status) => `${status.name} ${status.pid ?? ''} ${Object.values(status.labels || {}).join(' ')} ${status.status_text || ''}`.toLowerCase();
+
+const sum = (statuses, key) => statuses.reduce((total, status) => total + (status[key] || 0), 0);
 
 const KEYS = {
   state: (status) => ATTENTION[status.state] ?? 9,

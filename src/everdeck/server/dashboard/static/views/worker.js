@@ -65,6 +65,8 @@ export function WorkerView({ name }) {
         <div class="worker-acts" role="toolbar" aria-label="Actions">
           ${Object.entries(VERBS).filter(([verb]) => allowed(verb)).map(([verb, { label, fits }]) => html`
             <button key=${verb} class=${verb === 'remove' ? 'button is-danger-quiet' : 'button'} data-verb=${verb} disabled=${!fits(status)} onClick=${() => run(verb)}><${Icon} name=${verb} size=${14} /><span>${label}</span></button>`)}
+          <a class="button" href=${link('/add', { edit: name })}><${Icon} name="edit" size=${14} /><span>Edit</span></a>
+          <a class="button" href=${link('/add', { clone: name })}><${Icon} name="clone" size=${14} /><span>Clone</span></a>
         </div>
       </header>
       <${Facts} status=${status} />

@@ -12,9 +12,12 @@ import { Icon } from './icons.js';
 const MOST = 10_000;
 const BLOCK = 200;
 const FIRST = 1000;
+const FIRST_OF_EACH = 50;
+const COLOURS = [36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91];
 const PER_FRAME = 1500;
 
-export function Log({ name }) {
+/** name: whose log; names: several workers' logs together, each line with its name in front. */
+export function Log({ name, names = null }) {
   const paper = useRef(null);
   const find = useRef(null);
   const book = useRef(null);
@@ -31,14 +34,15 @@ export function Log({ name }) {
   useEffect(() => {
     const pages = new Pages(paper.current, { onCount: setCount, onWaiting: setWaiting, onFollow: setFollowing, onHits: setHits });
     book.current = pages;
+    const colours = new Map((names || []).map((each, i) => [each, COLOURS[i % COLOURS.length]]));
     let stream = null;
     const open = () => {
       stream = keepStream({
-        address: () => { pages.beginAgain(); return address.logStream(name, FIRST); },
+        address: () => { pages.beginAgain(); return names ? address.logsTogether(names, FIRST_OF_EACH) : address.logStream(name, FIRST); },
         names: ['line', 'lines'],
         onMessage: (message) => {
           const data = JSON.parse(message.data);
-          pages.take(data.texts ?? [data.text]);
+          pages.take(data.lines ? data.lines.map(({ worker, text }) => `\x1b[${colours.get(worker)}m${worker}\x1b[0m │ ${text}`) : data.texts ?? [data.text]);
         },
         onState: (state) => stream !== null && setPhase(state.phase),
       });
@@ -59,7 +63,7 @@ export function Log({ name }) {
       close();
       pages.close();
     };
-  }, [name]);
+  }, [name, names?.join()]);
 
   useEffect(() => {
     const timer = setTimeout(() => book.current?.search(query), 120);
@@ -103,17 +107,17 @@ export function Log({ name }) {
             <button class="icon-button" aria-label="Previous match" onClick=${() => book.current?.step(-1)}><${Icon} name="up" /></button>
             <button class="icon-button" aria-label="Next match" onClick=${() => book.current?.step(1)}><${Icon} name="down" /></button>
             <button class="toggle" aria-pressed=${only ? 'true' : 'false'} onClick=${() => setOnly(!only)}>only matches</button>
-            <button class="toggle" onClick=${searchAll}>whole log</button>`}
+            ${!names && html`<button class="toggle" onClick=${searchAll}>whole log</button>`}`}
           <button class="toggle" aria-pressed=${following ? 'true' : 'false'} onClick=${() => book.current?.follow(!following)}><${Icon} name=${following ? 'pause' : 'follow'} size=${14} />${following ? 'Pause' : 'Follow'}</button>
           <button class="icon-button" aria-pressed=${wrap ? 'true' : 'false'} aria-label="Wrap long lines" title="Wrap long lines" onClick=${() => setWrap(!wrap)}><${Icon} name="wrap" /></button>
-          <a class="icon-button" href=${address.logDownload(name)} onClick=${download} download aria-label="Download the log" title="Download the log"><${Icon} name="download" /></a>
+          ${!names && html`<a class="icon-button" href=${address.logDownload(name)} onClick=${download} download aria-label="Download the log" title="Download the log"><${Icon} name="download" /></a>`}
         </div>
       </header>
       ${whole_log && html`<${WholeLog} found=${whole_log} onClose=${() => setWholeLog(null)} />`}
-      <div class=${classes('log-paper', wrap && 'is-wrapped', only && query && 'is-only')} ref=${paper} tabindex="0" role="log" aria-live="off" aria-label="Log of ${name}"></div>
+      <div class=${classes('log-paper', wrap && 'is-wrapped', only && query && 'is-only')} ref=${paper} tabindex="0" role="log" aria-live="off" aria-label="Log of ${names ? names.join(', ') : name}"></div>
       <footer class="log-foot quiet">
         ${count.shown === 0 && phase === 'live' ? 'Nothing has been printed yet.' : `${whole(count.shown)} lines shown`}
-        ${count.dropped > 0 && html` · ${whole(count.dropped)} older ones are in the <a href=${address.logDownload(name)} onClick=${download} download>download</a>`}
+        ${count.dropped > 0 && names && ` · ${whole(count.dropped)} older ones left`}${count.dropped > 0 && !names && html` · ${whole(count.dropped)} older ones are in the <a href=${address.logDownload(name)} onClick=${download} download>download</a>`}
       </footer>
     </section>`;
 }

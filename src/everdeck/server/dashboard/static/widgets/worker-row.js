@@ -48,6 +48,7 @@ export class WorkerRow extends Component {
         <div role="gridcell" class="c-uptime num">${status.pid ? html`<${Uptime} since=${status.started_at} />` : html`<span class="quiet">–</span>`}</div>
         <div role="gridcell" class="c-restarts num" title="${status.restarts} restarts, ${status.crashes} crashes">
           <span class=${status.restarts ? '' : 'quiet'}>${whole(status.restarts)}</span>${status.crashes > 0 && html`<span class="crashes">${whole(status.crashes)} crashed</span>`}</div>
+        <div role="gridcell" class="c-health" title=${status.health || undefined}>${status.health ? html`<span class=${status.state === 'unhealthy' ? 'health-bad' : ''}>${status.health}</span>` : html`<span class="quiet">–</span>`}</div>
         <div role="gridcell" class="c-cpu meter"><${Sparkline} values=${status.pid ? spark?.cpu : null} floor=${5} label="CPU, last ten minutes" /><span class="num">${percent(status.cpu_percent)}</span></div>
         <div role="gridcell" class="c-rss meter"><${Sparkline} values=${status.pid ? spark?.rss : null} floor=${1e6} label="Memory, last ten minutes" /><span class="num">${bytes(status.rss_bytes)}</span></div>
         <div role="gridcell" class="c-exit num tone-${end.tone}">${end.text}</div>

@@ -12,34 +12,35 @@ import { reveal, Virtual } from './virtual.js';
 import { WorkerRow } from './worker-row.js';
 
 const COLUMNS = [
-  ['name', 'Worker', 'c-name'], [null, 'Pid', 'c-pid num'], ['uptime', 'Uptime', 'c-uptime num'], ['restarts', 'Restarts', 'c-restarts num'],
+  ['name', 'Worker', 'c-name'], [null, 'Pid', 'c-pid num'], ['uptime', 'Uptime', 'c-uptime num'], ['restarts', 'Restarts', 'c-restarts num'], [null, 'Health', 'c-health'],
   ['cpu', 'CPU', 'c-cpu'], ['rss', 'Memory', 'c-rss'], [null, 'Last exit', 'c-exit'], [null, 'Last line', 'c-line'],
 ];
 const WIDE = matchMedia('(min-width: 720px)');
 // Row heights follow the size of letters, which grows on very large screens.
-const heightsNow = () => {
+const heightsNow = (dense) => {
   const rem = Number.parseFloat(getComputedStyle(document.documentElement).fontSize);
-  return WIDE.matches ? { worker: Math.round(3.72 * rem), group: Math.round(2.86 * rem) } : { worker: Math.round(7.5 * rem), group: 44 };
+  return WIDE.matches ? { worker: Math.round((dense ? 2.3 : 3.72) * rem), group: Math.round(2.86 * rem) } : { worker: Math.round((dense ? 4.9 : 7.5) * rem), group: 44 };
 };
 
 /** groups: [{label|null, statuses}], already filtered and sorted. */
-export function WorkerTable({ groups, sort, order, onSort }) {
+export function WorkerTable({ groups, sort, order, onSort, dense }) {
   const frame = useRef(null);
   const selected = useCell(selection);
   const [active, setActive] = useState(null);
   const [folded, setFolded] = useState(() => new Set());
-  const [sizes, setSizes] = useState(heightsNow);
+  const [sizes, setSizes] = useState(() => heightsNow(dense));
   const sparkOf = useCell(sparks);
   const lineOf = useCell(lastLines);
 
   useEffect(() => {
     const change = () => setSizes((before) => {
-      const next = heightsNow();
+      const next = heightsNow(dense);
       return next.worker === before.worker && next.group === before.group ? before : next;
     });
+    change();
     addEventListener('resize', change);
     return () => removeEventListener('resize', change);
-  }, []);
+  }, [dense]);
 
   const items = useMemo(() => {
     const list = [];
@@ -103,7 +104,7 @@ export function WorkerTable({ groups, sort, order, onSort }) {
   const some = names.some((name) => selected.has(name));
   const all = some && names.every((name) => selected.has(name));
   return html`
-    <div class=${classes('worker-table', grouped && 'is-grouped')} role="grid" aria-label="Workers" aria-rowcount=${items.length + 1} aria-multiselectable="true" onKeyDown=${arrow}>
+    <div class=${classes('worker-table', grouped && 'is-grouped', dense && 'is-dense')} role="grid" aria-label="Workers" aria-rowcount=${items.length + 1} aria-multiselectable="true" onKeyDown=${arrow}>
       <div role="rowgroup" class="table-head-group"><div role="row" class="table-head" aria-rowindex="1">
         <div role="columnheader" class="c-pick"><label class="pick"><input type="checkbox" checked=${all} indeterminate=${some && !all} aria-label="Select all shown"
           onClick=${() => select(all ? [] : names)} /></label></div>
