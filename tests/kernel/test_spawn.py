@@ -253,3 +253,32 @@ def test_a_worker_is_born_in_a_cgroup_whose_last_one_was_killed(nursery: Nursery
         assert select.select([one.pidfd], [], [], 30)[0]
         exits.reap_child(one.pidfd)
         assert not containment.is_populated(cgroup)
+
+
+def test_a_worker_keeps_the_limit_on_open_files_that_its_daemon_was_started_with(tmp_path: Path) -> None:
+    """The daemon raises its own soft limit to the hard one; a worker finds the old one, and may raise it itself."""
+    script = (
+        "import os, resource, sys\n"
+        "from pathlib import Path\n"
+        "from everdeck.kernel import spawn\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (300, 1000))\n"
+        "spawn.raise_open_files()\n"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1000, 1000)\n"
+        "held = [os.open('/dev/null', os.O_RDONLY) for _ in range(int(sys.argv[1]))]\n"
+        "out = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT, 0o600)\n"
+        "null = os.open('/dev/null', os.O_RDWR)\n"
+        "child = spawn.spawn(['sh', '-c', 'ulimit -Sn; ulimit -Hn'], env={'PATH': os.environ['PATH']}, cwd='/',\n"
+        "                    stdin_fd=null, stdout_fd=out, stderr_fd=out)\n"
+        "os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)\n"
+        "print(Path(sys.argv[2]).read_text().split())\n"
+    )
+    for natively, held in (("1", 0), ("0", 0), ("0", 400)):
+        out = tmp_path / f"{natively}-{held}"
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(held), out],
+            env={**os.environ, "EVERDECK_NATIVE": natively},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.strip() == "['300', '1000']", (natively, held, done.stdout, done.stderr)

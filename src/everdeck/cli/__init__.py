@@ -77,7 +77,6 @@ ALIASES: Final[dict[str, str]] = {
 _DESTROYING: Final = frozenset({"rm", "stop", "down"})
 _WITHOUT_A_DECK: Final = frozenset({"demo", "sweep", "export", "feed", "schema", "completion", "complete"})
 _HIDDEN: Final[dict[str, Entry]] = {
-    "preflight": Entry("reload", "", ""),
     "complete": Entry("completion", "", ""),
     "sweep": Entry("demo", "", ""),
 }

@@ -1,4 +1,4 @@
-"""``everdeck reload``, and the hidden verb by which new code is tried out first."""
+"""``everdeck reload``."""
 
 from argparse import ArgumentParser, Namespace
 from typing import Any
@@ -18,8 +18,9 @@ def reload_options(parser: ArgumentParser) -> None:
 def reload(options: Namespace) -> int:
     """Replace the running daemon by the code that is installed now: same pid, no worker notices.
 
-    The new code is tried out first, in a process of its own that imports it and reads the registry. If that
-    fails nothing is replaced and the reason is printed.
+    The new code is tried out first, in a process of its own that is started as the daemon will be, reads the
+    configuration and the certificates, and writes to the registry. If that fails nothing is replaced and the reason
+    is printed.
     """
     with Client(options.state) as client:
         before = client.document("GET", "/api/v1/deck")
@@ -49,21 +50,3 @@ def _back(options: Namespace, before: str) -> dict[str, Any] | None:
             pass
         time.sleep(0.02)  # noqa: TID251 - between two programs in one process there is nothing to wait on
     return None
-
-
-def preflight_options(parser: ArgumentParser) -> None:
-    """Options of preflight."""
-    del parser
-
-
-def preflight(options: Namespace) -> int:
-    """Load everything the daemon is made of and read the registry; for ``reload``, before it replaces anything."""
-    from everdeck import __version__
-    from everdeck.deck.peek import peek
-    from everdeck.server import daemon
-    from everdeck.server.app import create_litestar
-
-    create_litestar(None)
-    found = peek(options.state)
-    print(f"fit: {__version__}, {len(found.workers)} workers, {daemon.__name__}")
-    return DONE

@@ -19,6 +19,7 @@ def up_options(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--detach", action="store_true", help="go to the background once everything is up")
     parser.add_argument("--listen", metavar="HOST:PORT", help="where the page is served (default 127.0.0.1:8787)")
+    parser.add_argument("--check", action="store_true", help="try everything that is needed to start, and exit")
     parser.add_argument("--no-http", action="store_true", help="the Unix socket only, no page")
     parser.add_argument("--insecure", action="store_true", help="allow an address others reach, without TLS")
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain (PEM)")
@@ -52,7 +53,7 @@ def up(options: Namespace) -> int:
     if bool(options.tls_cert) != bool(options.tls_key):
         print("everdeck up: --tls-cert and --tls-key belong together", file=sys.stderr)
         return USED_WRONGLY
-    if options.detach:
+    if options.detach and not options.check:
         return _detach(options)
     try:
         from everdeck.server import TYPED_IN_ENV, daemon
@@ -67,7 +68,7 @@ def up(options: Namespace) -> int:
     ready_fd = os.environ.pop(READY_FD_ENV, None)
     chosen = daemon.DaemonOptions(state_dir=options.state, ready=_ready(ready_fd), **settings)
     try:
-        return daemon.run(chosen, sys.stdout)
+        return daemon.check(chosen, sys.stdout) if options.check else daemon.run(chosen, sys.stdout)
     except daemon.ListenRefused as error:
         print(f"everdeck: {error}", file=sys.stderr)
         return USED_WRONGLY

@@ -98,17 +98,18 @@ class AsyncDeck(MessageVerbs):
         self._opened = True
         return self
 
-    async def close(self) -> None:
+    async def close(self, *, everybody: bool = False) -> None:
         """Leave the deck. An owner finishes the verbs that are being carried out and stops its bound workers.
 
-        Adoptable workers run on. Whoever calls a verb from now on is refused.
+        Adoptable workers run on, unless ``everybody`` says that they end with us; all stay wanted. Whoever calls a verb
+        from now on is refused.
         """
         if self._pid != os.getpid():
             return
         if self._elsewhere is not None:
             await self._elsewhere.close()
         elif self._membership is not None:
-            await self._membership.close()
+            await self._membership.close(everybody=everybody)
         self._opened = False
 
     @property

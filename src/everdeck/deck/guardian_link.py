@@ -57,6 +57,7 @@ class GuardianLink:
         self._started_at = 0.0
         self._delay_seconds = _FIRST_DELAY_SECONDS
         self._timer: asyncio.TimerHandle | None = None
+        self._may_guard = False  # inherited, and not yet told anew by us for whom
         self.pid: int | None = None
 
     def bind(self, tree: Tree, signal_number: int, grace_seconds: float) -> None:
@@ -128,8 +129,13 @@ class GuardianLink:
             self._close_channel()
             return
         self._keep(pidfd, handed_over["pid"])
+        self._may_guard = True
         # Those that are still bound are bound anew in a moment; if none is, it need not stay.
         self._timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._dismiss)
+
+    def settle(self) -> None:
+        """The deck is recovered: whoever is bound was bound anew, so we know whom it guards."""
+        self._may_guard = False
 
     async def close(self) -> None:
         """Let the guardian go. It ends whoever is still bound first, which after a clean close is nobody."""
@@ -138,7 +144,9 @@ class GuardianLink:
         self._let_go()
         for pidfd in list(self._leaving):
             self._watch.forget(pidfd)
-            if not self._bound:  # it has nothing to do, and may not even have finished starting: do not wait for that
+            # It has nothing to do, and may not even have finished starting: do not wait for that. But one that we took
+            # over and a recovery that failed know more than we do: it sees our end-of-file and ends whom it guards.
+            if not self._bound and not self._may_guard:
                 ids.send_signal(pidfd, signal.SIGKILL)
                 await _ended(pidfd)
             self._reap(pidfd)
@@ -220,6 +228,9 @@ class GuardianLink:
     def _dismiss(self) -> None:
         """Nobody has been bound for a while."""
         self._timer = None
+        if self._may_guard:  # a recovery that takes its time
+            self._timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._dismiss)
+            return
         self._let_go()
 
     def _let_go(self) -> None:

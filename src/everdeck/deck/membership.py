@@ -80,8 +80,8 @@ class Membership:
         if self.owner is None:
             self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
-    async def close(self) -> None:
-        """Let go of the directory; an owner stops its bound workers."""
+    async def close(self, *, everybody: bool = False) -> None:
+        """Let go of the directory; an owner stops its bound workers, or everybody."""
         self._closed = True
         _open_memberships.discard(self)
         self._changed.set()
@@ -98,7 +98,7 @@ class Membership:
             if handed_on is not None:
                 self.owner = await self._own(handed_on)
         if self.owner is not None:
-            await self.owner.close()
+            await self.owner.close(everybody=everybody)
         self._ring()
 
     @property

@@ -172,33 +172,37 @@ class Owner:
             if inherited.guardian is not None:
                 parts.guardian.inherit(inherited.guardian)
             await self._recovery.recover(self.owner_pid, inherited)
+            parts.guardian.settle()
             await self._server.open()
         except BaseException:
             self._parts_open = None
             await self._let_go(parts)
             raise
 
-    async def close(self) -> None:
+    async def close(self, *, everybody: bool = False) -> None:
         """Stop the bound workers, leave the adoptable ones running, and let go of the directory.
 
-        Verbs that are being carried out are finished first; whoever calls one from now on is refused.
+        ``everybody`` stops the adoptable ones too, for an owner whose end is theirs anyway (PID 1 of a container); all
+        stay wanted. Verbs that are being carried out are finished first; whoever calls one from now on is refused.
         """
         if self._parts_open is None or os.getpid() != self.owner_pid:
             return
         if self._closing is None:
-            self._closing = self._parts_open.loop.create_task(self._close(self._parts_open))
+            self._closing = self._parts_open.loop.create_task(self._close(self._parts_open, everybody=everybody))
         await asyncio.shield(self._closing)
 
-    async def _close(self, parts: Parts) -> None:
+    async def _close(self, parts: Parts, *, everybody: bool) -> None:
         await self._server.drain()
         parts.closing = True
         await parts.tasks.end()
         try:
             async with parts.turns.of_all(list(parts.workers)):
-                if await self._hand_over(parts):
+                if not everybody and await self._hand_over(parts):
                     return
                 workers = [parts.workers[name] for name in sorted(parts.workers)]
-                bound = [one for one in workers if one.has_process and one.record.spec.lifetime == "bound"]
+                bound = [
+                    one for one in workers if one.has_process and (everybody or one.record.spec.lifetime == "bound")
+                ]
                 if bound:  # they stay wanted: the next owner starts them again, as after a crash
                     await self._ending.stop(bound, wanted="running")
         except (EverdeckError, OSError):

@@ -56,6 +56,7 @@ struct order {
     const void *filter;        /* a struct sock_filter[] */
     int64_t uid, gid;          /* -1: as it is */
     int64_t open_files;        /* -1: as it is */
+    int64_t open_files_soft;   /* -1: as it is; the hard limit stays */
     int32_t stdio[3];
     int32_t keep_count;
     int32_t groups_count;      /* -1: as they are */
@@ -183,6 +184,14 @@ static void be_born(void *argument)
         fail(birth, NICE);
     if (order->open_files >= 0) {
         struct rlimit files = {(rlim_t)order->open_files, (rlim_t)order->open_files};
+        if (setrlimit(RLIMIT_NOFILE, &files) < 0)
+            fail(birth, OPEN_FILES);
+    } else if (order->open_files_soft >= 0) {
+        struct rlimit files;
+        if (getrlimit(RLIMIT_NOFILE, &files) < 0)
+            fail(birth, OPEN_FILES);
+        if ((rlim_t)order->open_files_soft < files.rlim_max)
+            files.rlim_cur = (rlim_t)order->open_files_soft;
         if (setrlimit(RLIMIT_NOFILE, &files) < 0)
             fail(birth, OPEN_FILES);
     }

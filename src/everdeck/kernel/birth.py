@@ -20,6 +20,8 @@ class Birth:
     groups: tuple[int, ...] | None = None
     umask: int | None = None
     open_files: int | None = None
+    open_files_soft: int | None = None
+    """What it may raise again; for a worker of a process that raised its own limit."""
     nice: int | None = None
     oom_score_adj: int | None = None
     no_core: bool = False
@@ -37,7 +39,11 @@ class Birth:
 
     @property
     def is_plain(self) -> bool:
-        """Is there nothing that only the process itself can do, but for the umask? A cgroup that may be joined later
-        is no reason to start an interpreter first.
+        """Is there nothing that only the process itself can do, but for the umask and a soft limit?
+
+        A cgroup that may be joined later is no reason to start an interpreter first.
         """
-        return replace(self, umask=None, cgroup=self.cgroup if self.cgroup_required else None) == Birth()
+        return (
+            replace(self, umask=None, open_files_soft=None, cgroup=self.cgroup if self.cgroup_required else None)
+            == Birth()
+        )

@@ -60,6 +60,9 @@ def _apply(orders: dict[str, Any]) -> Iterator[str]:  # noqa: C901, PLR0912 - a 
     yield "limits.open_files"
     if orders["open_files"] is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (orders["open_files"], orders["open_files"]))
+    elif orders["open_files_soft"] is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(orders["open_files_soft"], hard), hard))
     if orders["no_core"]:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if orders["umask"] is not None:

@@ -96,6 +96,7 @@ class _Order(ctypes.Structure):
         ("uid", ctypes.c_int64),
         ("gid", ctypes.c_int64),
         ("open_files", ctypes.c_int64),
+        ("open_files_soft", ctypes.c_int64),
         ("stdio", ctypes.c_int32 * 3),
         ("keep_count", ctypes.c_int32),
         ("groups_count", ctypes.c_int32),
@@ -144,6 +145,7 @@ def _order(
     order.uid = _AS_IT_IS if birth.uid is None else birth.uid
     order.gid = _AS_IT_IS if birth.gid is None else birth.gid
     order.open_files = _AS_IT_IS if birth.open_files is None else birth.open_files
+    order.open_files_soft = _AS_IT_IS if birth.open_files_soft is None else birth.open_files_soft
     order.stdio = stdio
     order.umask = _AS_IT_IS if birth.umask is None else birth.umask
     order.nice = _NICE_AS_IT_IS if birth.nice is None else birth.nice

@@ -17,11 +17,12 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -68,7 +69,22 @@ def make_files_private(given: int | None = None) -> int:
     return _workers_umask
 
 
+def raise_open_files(given: int | None = None) -> int:
+    """From now on this process may open as many files as its hard limit says; its workers keep the limit it had.
+
+    ``given`` is that limit when an image of this program before has raised it already. For a program of its own, as
+    :func:`make_files_private`.
+    """
+    global _workers_open_files  # noqa: PLW0603 - as above
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _workers_open_files = soft if given is None else given
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return _workers_open_files
+
+
 _workers_umask: int | None = None
+_workers_open_files: int | None = None
 
 
 def spawn(
@@ -90,6 +106,8 @@ def spawn(
     """
     if birth.umask is None and _workers_umask is not None:
         birth = replace(birth, umask=_workers_umask)
+    if birth.open_files is None and _workers_open_files is not None:
+        birth = replace(birth, open_files_soft=_workers_open_files)
     stdio = (stdin_fd, stdout_fd, stderr_fd)
     try:
         return _spawn_natively(command, env, cwd, stdio, keep_fds, birth)
@@ -97,7 +115,13 @@ def spawn(
         if err.step != "clone" or err.number not in _NO_CLONE3:
             raise _as_error(err, command[0], cwd) from err
     if birth.is_plain and not _signals_need_undoing():
-        return _held(_popen(command, env, cwd, stdio, keep_fds, birth.umask))
+        try:
+            with _soft_limit(birth.open_files_soft):
+                return _held(_popen(command, env, cwd, stdio, keep_fds, birth.umask))
+        except ResourceExhausted:
+            if birth.open_files_soft is None:
+                raise
+            # We have more open than the worker may: the limit cannot be lent to it on the way, so it lowers its own.
     return _spawn_through_launcher(command, env, cwd, stdio, keep_fds, birth)
 
 
@@ -155,6 +179,20 @@ def _popen(
     # Popen calls of the host reap from, and the exit status would be theirs.
     child.returncode = 0
     return child.pid
+
+
+@contextlib.contextmanager
+def _soft_limit(files: int | None) -> Iterator[None]:
+    """Have this limit for a moment, which a child inherits (getrlimit(2)); None: as it is."""
+    if files is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(files, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _held(pid: int) -> Child:

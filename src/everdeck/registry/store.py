@@ -20,6 +20,7 @@ set aside under a name that tells so, and the deck begins a new one.
 import contextlib
 import errno
 import os
+import secrets
 import sqlite3
 from datetime import UTC, datetime
 from functools import cache, lru_cache
@@ -389,6 +390,19 @@ def read_only(path: Path) -> Registry:
         connection.close()
         raise
     return Registry(path, connection)
+
+
+def check_writable(path: Path) -> None:
+    """Write to a registry that somebody else owns, really, and change nothing; raises why it cannot be done."""
+    with _translated(path):
+        connection = _connect(path, "rw")
+        try:
+            _refuse_newer(connection, path)
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(_sql("set_meta"), {"key": "write_checked", "value": secrets.token_hex(8)})
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
 
 
 def _ids_path(path: Path) -> Path:

@@ -1,10 +1,11 @@
 """``everdeck up``: own the deck, apply the configuration, serve the socket and the page, and leave well.
 
 The daemon adds no state of its own to the deck: killed at any instruction, the next one finds everything by opening
-the deck. SIGTERM stops bound workers, leaves adoptable ones running and says which. ``reload`` replaces the program
+the deck. SIGTERM stops bound workers, leaves adoptable ones running and says which; as PID 1 of a container, whose end
+is everybody's, it stops all of them politely. ``reload`` replaces the program
 under the same pid (execve(2) keeps pid, children and the descriptors that are not close-on-exec), so children stay
-children and their exit codes are not missed; the listening sockets are carried over too, so no connection is refused
-meanwhile.
+children and their exit codes are not missed; the sockets and the connections without a request are carried over too, so
+no connection is refused or reset meanwhile.
 """
 
 import asyncio
@@ -25,26 +26,29 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
 
-from everdeck import child, wording
+from everdeck import __version__, child, wording
 from everdeck.access import LocalPeople
 from everdeck.config import Config
 from everdeck.deck import AsyncDeck
-from everdeck.errors import DeckError
-from everdeck.kernel import spawn
+from everdeck.deck.peek import peek
+from everdeck.errors import DeckError, StateDirRefused
+from everdeck.kernel import orphans, spawn
 from everdeck.model import Event, WorkerStatus
+from everdeck.registry import check_writable
 from everdeck.server import TYPED_IN_ENV, applying
-from everdeck.server.app import create_app
+from everdeck.server.app import create_app, create_litestar
 from everdeck.server.auth import Door
 from everdeck.server.documents import Applied, ApplyRequest
 from everdeck.server.samples import RECORD_SECONDS
 from everdeck.server.services import Services
 from everdeck.server.serving import HttpFront
-from everdeck.server.tokens import token_of
+from everdeck.server.tokens import read_token, token_of
 from everdeck.statedir import StateDir
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8787"
 REEXEC_ENV: Final = "EVERDECK_REEXEC"
 PREFLIGHT_SECONDS: Final = 60.0
+_ORPHAN_SECONDS: Final = 0.5
 MOST_LOG_BYTES: Final = 5_000_000
 _log: Final = logging.getLogger("everdeck")
 
@@ -82,6 +86,24 @@ def run(options: DaemonOptions, out: TextIO) -> int:
     return asyncio.run(_Daemon(options, address, out).live())
 
 
+def check(options: DaemonOptions, out: TextIO) -> int:
+    """Everything that :func:`run` needs, tried for real without owning the deck; raises what is in the way."""
+    if options.listen is not None:
+        listen_address(options)
+        _tls(options)
+        with contextlib.suppress(FileNotFoundError):
+            read_token(StateDir(options.state_dir).token)
+    create_litestar(None)
+    places = StateDir(options.state_dir)
+    found = 0
+    if places.registry.exists():
+        check_writable(places.registry)
+        _check_room(places.path)
+        found = len(peek(options.state_dir).workers)
+    print(f"fit: everdeck {__version__}, {found} workers", file=out)
+    return 0
+
+
 def listen_address(options: DaemonOptions) -> tuple[str, int]:
     """Where the page is served; refuses an address that others reach when nothing protects the token on its way."""
     host, port = _split(options.listen or DEFAULT_LISTEN)
@@ -102,6 +124,9 @@ class _Daemon:
         self._carried: dict[str, Any] = json.loads(os.environ.pop(REEXEC_ENV, "{}"))
         # Whatever we make is for our account only; workers have the umask that we were started with.
         self._umask = spawn.make_files_private(self._carried.get("umask"))
+        # As many descriptors as we may have; workers have the limit that we were started with.
+        self._open_files = spawn.raise_open_files(self._carried.get("open_files"))
+        self._is_init = os.getpid() == 1
         self._leave = asyncio.Event()
 
     async def live(self) -> int:
@@ -116,16 +141,32 @@ class _Daemon:
                 loop.add_signal_handler(number, self._leave.set)
         deck = AsyncDeck(self._options.state_dir)
         await deck.open()
+        reaping = asyncio.ensure_future(_reap_orphans()) if self._is_init else None
         try:
-            return await self._own(deck)
+            await self._own(deck)
         finally:
-            await deck.close()
+            # As PID 1 our end is the end of everybody in the container: so all are stopped politely first.
+            await deck.close(everybody=self._is_init)
+            if reaping is not None:
+                reaping.cancel()
+        return self._outcome()
 
-    async def _own(self, deck: AsyncDeck) -> int:
+    def _outcome(self) -> int:
+        """The exit code: 1 if somebody lives on who should not."""
+        left = [
+            one
+            for one in peek(self._options.state_dir).workers
+            if one.pid and (self._is_init or one.lifetime == "bound")
+        ]
+        if left:
+            _log.error("could not be stopped: %s", _named(left))
+        return 1 if left else 0
+
+    async def _own(self, deck: AsyncDeck) -> None:
         deck.on_event(_log_event)
         door, fresh_token = self._door(deck.state_dir)
         services = Services(deck, datetime.now(UTC), door, self._sample_seconds())
-        services.preflight = lambda: asyncio.ensure_future(_preflight(deck.state_dir))
+        services.preflight = lambda: asyncio.ensure_future(_preflight())
         front = HttpFront(create_app(services, self._hosts(), self._options.public_url), self._options.people)
         services.connections = lambda: front.connections
         notifying: asyncio.Task[None] | None = None
@@ -149,7 +190,6 @@ class _Daemon:
                 await asyncio.gather(notifying, return_exceptions=True)
             services.close()
             await front.close()
-        return 0
 
     def _notifying(self, deck: AsyncDeck) -> "asyncio.Task[None] | None":
         config = self._options.config
@@ -176,12 +216,13 @@ class _Daemon:
         return {*named, *self._options.hosts}
 
     async def _listen(self, front: HttpFront, state_dir: Path) -> None:
-        await front.listen_unix(state_dir, self._carried.get("unix"))
+        await front.listen_unix(state_dir, self._carried.get("unix"), self._carried.get("unix_connected", ()))
         if self._address is not None:
             tls = _tls(self._options)
             host, port = self._address
             try:
-                self._address = await front.listen_tcp(host, port, tls, self._carried.get("tcp"))
+                connected = self._carried.get("tcp_connected", ())
+                self._address = await front.listen_tcp(host, port, tls, self._carried.get("tcp"), connected)
             except DeckError as error:
                 # Nobody asked for the usual port, so another deck that has it is no reason to refuse.
                 if self._options.listen_was_asked_for:
@@ -202,6 +243,14 @@ class _Daemon:
         alive = sum(status.state.is_live for status in statuses)
         child.notify("READY=1", f"MAINPID={os.getpid()}", f"STATUS=supervising {alive} of {len(statuses)} workers")
         _log.info("supervising %d of %d workers in %s (pid %d)", alive, len(statuses), deck.state_dir, os.getpid())
+        if self._is_init:
+            longest = max([(await deck.spec(one.name)).stop.grace_seconds for one in statuses], default=5)
+            _log.info(
+                "this is PID 1: SIGTERM stops every worker, which may take %g s; give the container longer than that",
+                longest,
+            )
+        else:
+            _log.info("SIGTERM stops bound workers; adoptable ones run on and the next `everdeck up` takes them over")
         if self._address is None:
             return ""
         base = self._base_url()
@@ -244,16 +293,13 @@ class _Daemon:
     async def _reexec(self, deck: AsyncDeck, services: Services, front: HttpFront) -> NoReturn:
         child.notify("RELOADING=1", f"MONOTONIC_USEC={_monotonic_usec()}")
         services.close()
-        carried: dict[str, Any] = {**await front.handover(), "umask": self._umask}
+        carried: dict[str, Any] = {**await front.handover(), "umask": self._umask, "open_files": self._open_files}
         _log.info("continuing as pid %d with the installed code", os.getpid())
         logging.shutdown()
         self._out.flush()
         environment = {**os.environ, **deck.prepare_reexec(), REEXEC_ENV: json.dumps(carried)}
         environment[TYPED_IN_ENV] = str(Path.cwd())
-        # The same command line, by its own path; and nothing is imported from where it was typed.
-        script = os.path.abspath(sys.argv[0])  # noqa: PTH100, ASYNC240 - resolve() would leave a virtual environment; no I/O
-        words = [script if word == sys.argv[0] else word for word in sys.orig_argv[1:]]
-        words = [sys.executable, *([] if sys.flags.safe_path else ["-P"]), *words]
+        words = _next_image()
         os.chdir("/")
         os.execve(sys.executable, words, environment)  # noqa: S606 - replacing the program is the point
 
@@ -261,6 +307,9 @@ class _Daemon:
         statuses = [status for status in await deck.list() if status.state.is_live]
         bound = [status for status in statuses if status.lifetime == "bound"]
         left = [status for status in statuses if status.lifetime == "adoptable"]
+        if self._is_init:
+            self._say(f"stopping {len(statuses)}: {_named(statuses)}")
+            return
         if bound:
             self._say(f"stopping {len(bound)} bound: {_named(bound)}")
         if left:
@@ -297,14 +346,22 @@ def summary(applied: Applied) -> list[str]:
 # --- replacing the program --------------------------------------------------------------------------------------
 
 
-async def _preflight(state_dir: Path) -> str | None:
-    """Try the installed code in a process of its own: import it, read the registry. None if it is fit, else why not."""
-    command = (sys.executable, "-P", "-m", "everdeck.cli", "preflight", "--state", str(state_dir))
+def _next_image() -> list[str]:
+    """The same command line, by its own path; and nothing is imported from where it was typed."""
+    script = os.path.abspath(sys.argv[0])  # noqa: PTH100 - resolve() would leave a virtual environment
+    words = [script if word == sys.argv[0] else word for word in sys.orig_argv[1:]]
+    return [sys.executable, *([] if sys.flags.safe_path else ["-P"]), *words]
+
+
+async def _preflight() -> str | None:
+    """Start the next image as it will be started, up to the point where it would own the deck. None: it is fit."""
     try:
         async with asyncio.timeout(PREFLIGHT_SECONDS):
             process = await asyncio.create_subprocess_exec(
-                *command,
+                *_next_image(),
+                "--check",
                 cwd="/",
+                env={**os.environ, TYPED_IN_ENV: str(Path.cwd())},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -316,6 +373,42 @@ async def _preflight(state_dir: Path) -> str | None:
         return None
     lines = output.decode("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else f"it ended with exit code {process.returncode}"
+
+
+def _check_room(state_dir: Path) -> None:
+    """Make a file in the directory, with something in it, as a start does."""
+    fresh = state_dir / f".check.{os.getpid()}"
+    try:
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(descriptor, b"x" * 4096)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+            fresh.unlink()
+    except OSError as error:
+        raise StateDirRefused(f"{state_dir}: {error.strerror}") from error
+
+
+# --- PID 1 ------------------------------------------------------------------------------------------------------
+
+
+async def _reap_orphans() -> None:
+    """As PID 1: reap the dead whom nobody waits for. Whoever is ours is reaped within a second by whoever waits."""
+    died = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, died.set)
+    died.set()  # an image before us may have left some
+    suspects: set[int] = set()
+    while True:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ORPHAN_SECONDS if suspects else None):
+                await died.wait()
+        died.clear()
+        await asyncio.sleep(_ORPHAN_SECONDS)  # noqa: TID251 - to see who stays dead there is only time
+        dead = orphans.dead_strangers()
+        for pid in dead & suspects:
+            orphans.reap(pid)
+        suspects = dead - suspects
 
 
 # --- where to listen --------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import resource
 import socket
 import ssl
 import struct
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -91,8 +91,11 @@ class HttpFront:
         self._servers: dict[str, asyncio.Server] = {}
         self._bound: dict[Path, os.stat_result] = {}
 
-    async def listen_unix(self, state_dir: Path, carried_fd: int | None = None) -> None:
-        """Serve ``http.sock``; refuses if another daemon of this deck does, replaces what a dead one left."""
+    async def listen_unix(self, state_dir: Path, carried_fd: int | None = None, connected: Iterable[int] = ()) -> None:
+        """Serve ``http.sock``; refuses if another daemon of this deck does, replaces what a dead one left.
+
+        ``carried_fd`` and ``connected`` are the listener and the connections of the image before.
+        """
         config = self._config()
         path = state_dir / HTTP_SOCKET
         if carried_fd is None:
@@ -108,9 +111,15 @@ class HttpFront:
         # asyncio takes one number for both: the kernel's queue, and how many it accepts before it looks at them.
         listener.listen(BACKLOG)
         self._servers["unix"] = server
+        await self._go_on_with(connected, config, local=True)
 
     async def listen_tcp(
-        self, host: str, port: int, tls: ssl.SSLContext | None = None, carried_fd: int | None = None
+        self,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        carried_fd: int | None = None,
+        connected: Iterable[int] = (),
     ) -> tuple[str, int]:
         """Serve the page and the API on TCP; returns the address that was bound."""
         config = self._config()
@@ -124,21 +133,53 @@ class HttpFront:
         )
         listener.listen(BACKLOG)
         self._servers["tcp"] = server
+        await self._go_on_with(connected, config, local=False)
         bound = listener.getsockname()
         return bound[0], bound[1]
 
-    async def handover(self) -> dict[str, int]:
-        """Leave the sockets listening for the program that replaces this one; returns their descriptors.
+    async def handover(self, *, drain_seconds: float = 2.0) -> dict[str, Any]:
+        """Stop serving for the program that replaces this one; returns the descriptors it goes on with.
 
-        Connections that come in meanwhile wait in the kernel's queue. Answers being written are finished first.
+        Nothing that was accepted is lost: answers under way are finished, and connections without a request are passed
+        on as they are, with whatever they send meanwhile in the kernel's buffer. New ones wait in the kernel's queue.
+        Only what cannot be finished in time is cut, and TLS, whose keys are in this process.
         """
-        carried = {}
+        carried: dict[str, Any] = {"unix_connected": [], "tcp_connected": []}
         for kind, server in self._servers.items():
             carried[kind] = os.dup(server.sockets[0].fileno())
             os.set_inheritable(carried[kind], True)  # noqa: FBT003 - the standard library's signature
+            # Not closed yet: asyncio drops connections that it has accepted and not looked at when their server closes.
+            asyncio.get_running_loop().remove_reader(server.sockets[0].fileno())
         self._bound.clear()
-        await self.close()
+        deadline = asyncio.get_running_loop().time() + drain_seconds
+        while True:
+            connections = [one for one in self._state.connections if isinstance(one, _Protocol)]
+            for protocol in connections:
+                if (descriptor := protocol.passed_on()) is not None:
+                    local = self._is_local(protocol)
+                    carried["unix_connected" if local else "tcp_connected"].append(descriptor)
+            under_way: set[asyncio.Future[Any]] = {*self._state.tasks, *_being_accepted()}
+            if not under_way and not any(one.is_speaking() or one.is_writing() for one in connections):
+                break
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                break
+            # Somebody may be in the middle of a request, which only the clock ends.
+            await asyncio.wait(under_way or {_never()}, timeout=min(left, 0.05), return_when=asyncio.FIRST_COMPLETED)
+        await self.close(drain_seconds=0.0)
         return carried
+
+    async def _go_on_with(self, descriptors: Iterable[int], config: Config, *, local: bool) -> None:
+        loop = asyncio.get_running_loop()
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                connection = _own(socket.socket(fileno=descriptor))
+                await loop.connect_accepted_socket(lambda: self._protocol(config, local=local), connection)
+
+    @staticmethod
+    def _is_local(protocol: "_Protocol") -> bool:
+        connection: Connection = protocol.app_state["connection"]
+        return connection.local
 
     async def close(self, *, drain_seconds: float = 2.0) -> None:
         """Stop accepting, let answers that are being written finish, then cut what is left."""
@@ -287,6 +328,28 @@ class _Protocol(H11Protocol):
             self._places.left(self)
             super().connection_lost(exc)
 
+    def is_speaking(self) -> bool:
+        """Is it in the middle of sending a request?"""
+        theirs = self.conn.their_state
+        return bool(theirs is h11.SEND_BODY or (theirs is h11.IDLE and self.conn.trailing_data[0]))
+
+    def is_writing(self) -> bool:
+        """Is a part of an answer still on its way out?"""
+        return not self.transport.is_closing() and self.transport.get_write_buffer_size() > 0
+
+    def passed_on(self) -> int | None:
+        """A descriptor of this connection for the next image, if it has no request under way; it reads no more here."""
+        idle = self.cycle is None or self.cycle.response_complete
+        if self.scheme == "https" or not idle or self.is_speaking() or self.transport.is_closing():
+            return None
+        if self.conn.their_state is not h11.IDLE or self.is_writing():
+            return None
+        descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
+        os.set_inheritable(descriptor, True)  # noqa: FBT003 - as above
+        # Ours is closed without a word: the other descriptor keeps the connection (close(2)).
+        self.transport.abort()
+        return descriptor
+
     def cut(self) -> None:
         """Make room."""
         self.transport.abort()
@@ -316,6 +379,19 @@ class _Protocol(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _being_accepted() -> set[asyncio.Task[Any]]:
+    """Connections that were accepted and have no protocol yet: asyncio makes a task of each, and tells nobody."""
+    return {
+        task
+        for task in asyncio.all_tasks()
+        if getattr(task.get_coro(), "__name__", "") in {"_accept_connection2", "connect_accepted_socket"}
+    }
+
+
+def _never() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
 
 
 def _peer_of(transport: asyncio.Transport) -> tuple[int, int, frozenset[int]]:
