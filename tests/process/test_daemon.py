@@ -109,7 +109,7 @@ def test_the_usual_port_may_be_another_decks(person: Person) -> None:
             other.bind(("127.0.0.1", 8787))
             other.listen()
         shown = person.types("up", "--detach").stdout
-    link = re.search(r"http://127\.0\.0\.1:(\d+)/login", shown)
+    link = re.search(r"http://127\.0\.0\.1:(\d+)/", shown)
     assert link is not None
     assert int(link.group(1)) != 8787
 
