@@ -13,7 +13,7 @@ SECONDS ?= 60
 SEED ?= 1
 
 # Real programs that tests drive: PROGRAM=DEBIAN-PACKAGE. Without them their tests are skipped with a reason.
-TEST_PROGRAMS := chromium=chromium redis-server=redis-server node=nodejs strace=strace gcc=gcc
+TEST_PROGRAMS := chromium=chromium redis-server=redis-server node=nodejs strace=strace gcc=gcc nginx=nginx-light git=git
 BENCH_PROGRAMS := gcc=gcc
 
 help: ## this list

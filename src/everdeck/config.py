@@ -23,7 +23,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from everdeck.access import Role
 from everdeck.errors import ConfigRefused, NameRefused, SpecError
-from everdeck.model import EventKind, SatelliteSpec, Secret, WorkerSpec, worker_name
+from everdeck.model import EventKind, Sandbox, SandboxLevel, SatelliteSpec, Secret, WorkerSpec, worker_name
 from everdeck.satellites import completed, option_schemas
 from everdeck.specforms import optional_fields
 
@@ -48,6 +48,7 @@ _Table: Any = msgspec.defstruct(
                 dict[str, str | SecretFile], Meta(description="Secrets, each named by the file that holds it.")
             ],
             cwd=Annotated[str, Meta(description="Working directory; the one this file stands in if not given.")],
+            sandbox=Annotated[SandboxLevel | Sandbox, Meta(description="What it may do: off, basic or strict.")],
             satellite=Annotated[
                 str | dict[str, Any],
                 Meta(description="The kind of a satellite, or a table with kind and its options; instead of command."),
@@ -78,6 +79,10 @@ class WorkerTable(_Table):  # type: ignore[misc]  # as above
     """``[worker.NAME]``: one worker; what it says itself wins over its template."""
 
     template: Annotated[str, Meta(description="The [template.NAME] this worker starts from.")] | UnsetType = UNSET
+
+
+class DefaultsTable(_Table):  # type: ignore[misc]  # as above
+    """``[defaults]``: what every template and worker of the file starts from."""
 
 
 class ServerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -158,6 +163,7 @@ class ConfigTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: ServerTable = ServerTable()
     notify: NotifyTable | UnsetType = UNSET
     kubernetes: KubernetesTable = KubernetesTable()
+    defaults: DefaultsTable | UnsetType = UNSET
     template: dict[str, TemplateTable] = {}
     worker: dict[str, WorkerTable] = {}
 
@@ -250,12 +256,15 @@ class _Reader:
         self._file = file
         self._lines = dict(_located(text))
         self._problems: list[tuple[int, str]] = []
+        given = document.get("defaults", {})
+        self._defaults: dict[str, Any] = given if isinstance(given, dict) else {}
 
     def config(self) -> Config:
         self._refuse_unknown(("",), self._document, ConfigTable, ())
         server = self._server()
         notify = self._notify()
         kubernetes = self._converted(("kubernetes",), self._document.get("kubernetes", {}), KubernetesTable)
+        self._converted(("defaults",), self._defaults, DefaultsTable)
         templates = self._templates()
         workers = {name: spec for name, spec in self._workers(templates) if spec is not None}
         if self._problems:
@@ -317,7 +326,7 @@ class _Reader:
         tables = self._tables("template")
         for name, table in tables.items():
             self._converted(("template", name), table, TemplateTable)
-        return tables
+        return {name: _merged(self._defaults, table) for name, table in tables.items()}
 
     def _workers(self, templates: dict[str, dict[str, Any]]) -> Iterator[tuple[str, WorkerSpec | None]]:
         for name, table in self._tables("worker").items():
@@ -333,7 +342,7 @@ class _Reader:
         own: WorkerTable | None = self._converted(keys, table, WorkerTable)
         if own is None or (base := self._base(keys, own, templates)) is None:
             return None
-        merged: WorkerTable | None = self._converted(keys, _merged(base, table), WorkerTable)
+        merged: WorkerTable | None = self._converted(keys, _merged(_merged(self._defaults, base), table), WorkerTable)
         if merged is None:
             return None
         try:

@@ -90,6 +90,7 @@ class Containment(StrEnum):
     GROUP = "group"
 
 
+SandboxLevel: TypeAlias = Literal["off", "basic", "strict"]
 Lifetime: TypeAlias = Literal["bound", "adoptable"]
 Policy: TypeAlias = Literal["always", "on-failure", "never"]
 
@@ -214,6 +215,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     open_files: int | None = None
     nice: int | None = None
     oom_score_adj: int | None = None
+    disk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.memory_bytes is not None:
@@ -228,6 +230,36 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             _whole("limits.nice", self.nice, least=-20, most=19)
         if self.oom_score_adj is not None:
             _whole("limits.oom_score_adj", self.oom_score_adj, least=-1000, most=1000)
+        if self.disk_bytes is not None:
+            _whole("limits.disk_bytes", self.disk_bytes, least=4096)
+
+
+class Sandbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker may do. What this machine cannot hold is refused at start, never weakened.
+
+    ``basic``: it gains no privileges, dumps no core, makes files for its own account, and is in a cgroup of its own.
+    ``strict``: besides, it reaches only its own directories, the system (read-only), the paths and TCP ports that are
+    listed here, and the system calls of ordinary programs.
+    """
+
+    level: SandboxLevel = "off"
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    tcp_connect: tuple[int, ...] | Literal["any"] = ()
+    tcp_bind: tuple[int, ...] | Literal["any"] = ()
+    unix_sockets: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("sandbox.level", self.level, ("off", "basic", "strict"))
+        for field in ("read", "write"):
+            force_setattr(self, field, _absolute_paths(f"sandbox.{field}", getattr(self, field)))
+        for field in ("tcp_connect", "tcp_bind"):
+            force_setattr(self, field, _ports(f"sandbox.{field}", getattr(self, field)))
+        _boolean("sandbox.unix_sockets", self.unix_sockets)
+        if self.level != "strict" and (
+            self.read or self.write or self.tcp_connect or self.tcp_bind or self.unix_sockets
+        ):
+            raise SpecError("sandbox", self.level, "paths, ports and unix_sockets only with level strict")
 
 
 class Health(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -328,6 +360,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop: Annotated[Stop, Meta(description="How it is asked to leave.")] = msgspec.field(default_factory=Stop)
     health: Annotated[Health | None, Meta(description="How we learn that it is ready and well.")] = None
     limits: Annotated[Limits, Meta(description="What it may use.")] = msgspec.field(default_factory=Limits)
+    sandbox: Annotated[Sandbox, Meta(description="What it may do: off, basic or strict.")] = msgspec.field(
+        default_factory=Sandbox
+    )
     log: Annotated[Log, Meta(description="When its log is rotated and what is kept.")] = msgspec.field(
         default_factory=Log
     )
@@ -350,6 +385,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _instance("restart", self.restart, Restart)
         _instance("stop", self.stop, Stop)
         _instance("limits", self.limits, Limits)
+        force_setattr(self, "sandbox", _sandbox(self.sandbox))
         _instance("log", self.log, Log)
         if self.health is not None:
             _instance("health", self.health, Health)
@@ -392,6 +428,14 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 # --- what callers get back --------------------------------------------------------------------------------------
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """One thing that a worker cannot do, in plain words: whether that holds, and if not, why."""
+
+    what: str
+    holds: bool
+    why: str = ""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -590,6 +634,36 @@ def _secrets(given: object) -> dict[str, Secret]:
             raise SpecError(f"secrets[{name!r}]", "<hidden>", "a text without NUL and lone surrogates")
         secrets[name] = secret
     return secrets
+
+
+def _sandbox(given: object) -> Sandbox:
+    """The level alone says it too."""
+    if isinstance(given, str):
+        _one_of("sandbox", given, ("off", "basic", "strict"))
+        return Sandbox(given)  # type: ignore[arg-type]  # one of the three
+    if not isinstance(given, Sandbox):
+        raise SpecError("sandbox", given, "off, basic, strict or Sandbox(...)")
+    return given
+
+
+def _absolute_paths(field: str, given: object) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise SpecError(field, given, "a list of absolute paths")
+    paths = [str(path) if isinstance(path, PurePath) else path for path in given]
+    for path in paths:
+        if not isinstance(path, str) or not path.startswith("/") or not _is_text(path):
+            raise SpecError(field, path, "an absolute path")
+    return tuple(paths)
+
+
+def _ports(field: str, given: object) -> "tuple[int, ...] | Literal['any']":
+    if given == "any":
+        return "any"
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise SpecError(field, given, "a list of TCP ports, or any")
+    for port in given:
+        _whole(field, port, least=1, most=65535)
+    return tuple(given)
 
 
 def _labels(given: object) -> dict[str, str]:

@@ -17,6 +17,7 @@ NOTE: Final = "note"
 LOG: Final = "log"
 DATA: Final = "data"
 SECRETS: Final = "secrets"
+TMP: Final = "tmp"
 PARTS: Final = (LOG, DATA, SECRETS)
 
 

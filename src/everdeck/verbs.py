@@ -26,7 +26,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from everdeck.model import Event, Layer, ProcessInfo, WorkerSpec, WorkerStatus
+from everdeck.model import Event, Hold, Layer, ProcessInfo, WorkerSpec, WorkerStatus
 
 Name: TypeAlias = str | int
 """A worker's name as people type it: a user id may be a number."""
@@ -92,6 +92,7 @@ class Inspection(msgspec.Struct, frozen=True):
     layers: list[Layer]
     tree: list[ProcessInfo]
     crash_times: list[datetime]
+    holds: list[Hold] = []
 
 
 class Abilities(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import pytest
 from everdeck import config, details, specforms
 from everdeck.cli import start
 from everdeck.errors import SpecError
-from everdeck.model import EventKind, Health, Limits, Log, Restart, State, Stop, WorkerSpec
+from everdeck.model import EventKind, Health, Limits, Log, Restart, Sandbox, State, Stop, WorkerSpec
 from everdeck.server import documents
 from everdeck.statedir import StateDir
 
@@ -102,7 +102,9 @@ def test_the_command_line_reaches_every_field() -> None:
         specforms.with_path({}, "restart.polizy", "always")
 
 
-@pytest.mark.parametrize("kind", [WorkerSpec, Restart, Stop, Health, Limits, Log], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [WorkerSpec, Restart, Stop, Health, Limits, Sandbox, Log], ids=lambda kind: kind.__name__
+)
 def test_the_table_of_the_reference_has_each_field_with_its_default(kind: type[msgspec.Struct]) -> None:
     """docs/reference/spec.md is written by hand; its fields and defaults are compared with the struct."""
     page = (ROOT / "docs" / "reference" / "spec.md").read_text()

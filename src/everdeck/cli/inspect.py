@@ -92,15 +92,22 @@ def _sections(found: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
         (layer["layer"], f"{layer['strength'] if layer['holds'] else 'no'}: {layer['why']}")
         for layer in found["layers"]
     ]
+    held = [("holds" if one["holds"] else "no", wording_of(one)) for one in found.get("holds", [])]
     tree = [(str(process["pid"]), process["command"] or process["name"]) for process in found["tree"]]
     return [
         (status["name"], now),
         ("What it runs", what),
         ("What protects it", layers),
+        ("What it cannot do", held),
         ("Its processes", tree or [("none", "")]),
         ("How it ended before, newest first", ends or [("never", "")]),
         ("Its files", list(found["paths"].items())),
     ]
+
+
+def wording_of(one: dict[str, Any]) -> str:
+    """One line: what it cannot do, and why that does not hold."""
+    return f"{one['what']} ({one['why']})" if one["why"] else str(one["what"])
 
 
 def _percent(value: float | None) -> str:

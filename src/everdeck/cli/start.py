@@ -22,6 +22,7 @@ FIELDS: Final = {
     "health_http": "health.http",
     "port": "port",
     "user": "user",
+    "sandbox": "sandbox.level",
 }
 
 
@@ -59,7 +60,8 @@ def start_options(parser: ArgumentParser) -> None:
     parser.add_argument("--notify", action="store_true", help="ready when it says READY=1 (systemd's protocol)")
     parser.add_argument("--watchdog", type=float, metavar="SECONDS", help="unhealthy if it is silent for so long")
     parser.add_argument("--health-http", metavar="URL", help="such as http://127.0.0.1:$PORT/healthz")
-    parser.add_argument("--user", metavar="USER", help="run as this user")
+    parser.add_argument("--user", metavar="USER", help="run as this user; auto: a uid of its own")
+    parser.add_argument("--sandbox", choices=("off", "basic", "strict"), help="what it may do (default: off)")
     parser.add_argument("--label", action="append", default=[], metavar="K=V", help="a word to filter by")
     parser.add_argument(
         "--set",

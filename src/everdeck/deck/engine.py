@@ -7,15 +7,12 @@ whatever keys it may hold, is not passed on.
 
 import contextlib
 import errno
-import grp
 import os
-import pwd
 import secrets
 import shutil
 import socket
 import sys
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from everdeck import child
+from everdeck.deck import rights
 from everdeck.errors import LimitUnavailable, PortUnavailable, RegistryUnavailable, SpecError, StateDirRefused
 from everdeck.kernel import containment, credentials, flock, lifeline, spawn
 from everdeck.kernel.birth import Birth
@@ -109,7 +107,7 @@ class Engine:
 
     def check(self, spec: WorkerSpec) -> None:
         """Refuse accounts and limits that cannot be had here, before anything is written."""
-        _privileges(spec)
+        rights.check(spec)
         limits = spec.limits
         if limits.nice is not None and limits.nice < os.getpriority(os.PRIO_PROCESS, 0) and os.geteuid() != 0:
             raise LimitUnavailable("limits.nice", limits.nice, "a value not below our own, without root")
@@ -146,7 +144,8 @@ class Engine:
             else:
                 for part in PARTS:
                     os.mkdir(f"{home}/{part}", 0o700)  # noqa: PTH102
-            if spec.secrets or spec.user is not None or not os.path.isdir(f"{home}/{DATA}"):  # noqa: PTH112
+            special = spec.secrets or spec.user is not None or spec.sandbox.level == "strict"
+            if special or not os.path.isdir(f"{home}/{DATA}"):  # noqa: PTH112
                 self._furnish(Path(home), spec)
         except OSError as err:
             raise _refused(err, Path(home)) from err
@@ -158,18 +157,13 @@ class Engine:
         """
         for part in PARTS:
             (home / part).mkdir(mode=0o700, exist_ok=True)
-        account = _privileges(spec)
+        account = rights.furnish(spec, home, self.workers_dir.parent)
         uid = None if account is None else account.uid
         credentials.keep(home / SECRETS, {key: secret.value for key, secret in spec.secrets.items()}, uid)
-        if account is not None and uid is not None:
+        if uid is not None:
             # The worker's account must reach its own directories and nothing of the others.
             for directory in (self.workers_dir.parent, self.workers_dir, home):
                 directory.chmod(0o711)
-            data_fd = os.open(home / DATA, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                os.fchown(data_fd, uid, -1 if account.gid is None else account.gid)
-            finally:
-                os.close(data_fd)
 
     def forget_stale_secrets(self, name: WorkerName, spec: WorkerSpec) -> None:
         """Remove the files of secrets that the spec no longer has; call it when the spec is recorded."""
@@ -219,19 +213,19 @@ class Engine:
             keep_fds = [
                 fd for fd in (lock_fd if self._with_lock else None, line.read_fd if line else None) if fd is not None
             ]
-            birth = self._birth(name, spec)
             # Before the process exists: its first line cannot come before the mark of its start.
             logfiles.mark(log_dir, f"started cookie={cookie}", fd=stdout_fd)
-            spawned = spawn.spawn(
-                _command_of(spec),
-                env=self._environment(name, spec, cookie, port, line, last_end),
-                cwd=spec.cwd or f"{home}/{DATA}",
-                stdin_fd=line.read_fd if line else self._null_fd,
-                stdout_fd=stdout_fd,
-                stderr_fd=stderr_fd,
-                keep_fds=keep_fds,
-                birth=birth,
-            )
+            with rights.born(spec, Path(home), self._cgroup_for(name, spec), port) as birth:
+                spawned = spawn.spawn(
+                    _command_of(spec),
+                    env=self._environment(name, spec, cookie, port, line, last_end),
+                    cwd=spec.cwd or f"{home}/{DATA}",
+                    stdin_fd=line.read_fd if line else self._null_fd,
+                    stdout_fd=stdout_fd,
+                    stderr_fd=stderr_fd,
+                    keep_fds=keep_fds,
+                    birth=birth,
+                )
         except BaseException as err:
             logfiles.mark(log_dir, f"not started: {err}", fd=stdout_fd)
             if line is not None:
@@ -282,43 +276,19 @@ class Engine:
         except OSError as err:
             raise _refused(err, home) from err
 
-    @contextlib.contextmanager
-    def born_beside(self, name: WorkerName, spec: WorkerSpec, cgroup: str | None) -> Iterator[Birth]:
+    def born_beside(
+        self, name: WorkerName, spec: WorkerSpec, cgroup: str | None, port: int | None
+    ) -> contextlib.AbstractContextManager[Birth]:
         """How a program is born that we run for a worker, beside it: with what the worker may do, and no more."""
-        del name
-        account = _privileges(spec)
-        yield Birth(
-            cgroup=cgroup,
-            cgroup_required=cgroup is not None and account is not None,
-            uid=None if account is None else account.uid,
-            gid=None if account is None else account.gid,
-            groups=None if account is None else account.groups,
-            umask=spec.umask,
-        )
+        return rights.born(spec, self.home(name), None if cgroup is None else Path(cgroup), port, beside=True)
 
-    def _birth(self, name: WorkerName, spec: WorkerSpec) -> Birth:
-        """What must be true before its program runs.
-
-        Its cgroup must hold it from the start where that bounds it (limits) or where it is somebody else's program
-        (another account); otherwise it is better so, and the next best is to join it a moment later.
-        """
-        limits, account = spec.limits, _privileges(spec)
+    def _cgroup_for(self, name: WorkerName, spec: WorkerSpec) -> Path | None:
+        """An empty cgroup with its limits, for a worker to be born in."""
         cgroup = self.cgroup_path(name)
-        if cgroup is not None and not containment.make_fresh_cgroup(cgroup):
-            cgroup = None
-        if cgroup is not None:
-            containment.apply_cgroup_limits(cgroup, limits)
-        return Birth(
-            cgroup=None if cgroup is None else str(cgroup),
-            cgroup_required=cgroup is not None and (account is not None or containment.needs_cgroup(limits)),
-            uid=None if account is None else account.uid,
-            gid=None if account is None else account.gid,
-            groups=None if account is None else account.groups,
-            umask=spec.umask,
-            open_files=limits.open_files,
-            nice=limits.nice,
-            oom_score_adj=limits.oom_score_adj,
-        )
+        if cgroup is None or not containment.make_fresh_cgroup(cgroup):
+            return None
+        containment.apply_cgroup_limits(cgroup, spec.limits)
+        return cgroup
 
     def _environment(
         self,
@@ -334,10 +304,9 @@ class Engine:
         env |= self._passed_through
         env |= {key: os.environ[key] for key in spec.inherit_env if key in os.environ}
         env.setdefault("PATH", _DEFAULT_PATH)
-        if spec.user is not None:
-            account = _account(spec.user)
-            env |= {"HOME": account.pw_dir, "USER": account.pw_name, "SHELL": account.pw_shell}
         home = f"{self.workers_dir}/{name}"
+        if spec.user is not None or spec.sandbox.level == "strict":
+            env |= rights.environment(spec, home)
         env[child.DIR_ENV] = home
         env |= {} if last_end is None else {child.LAST_END_ENV: last_end}
         if self.notify_socket is not None:
@@ -389,46 +358,6 @@ def port_is_free(port: int) -> bool:
 
 
 # --- accounts and secrets ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Account:
-    """Who a worker runs as; None keeps ours."""
-
-    uid: int | None
-    gid: int | None
-    groups: tuple[int, ...] | None
-
-
-def _privileges(spec: WorkerSpec) -> _Account | None:
-    if spec.user is None and spec.group is None:
-        return None
-    if os.geteuid() != 0:
-        field = "user" if spec.user is not None else "group"
-        raise SpecError(field, getattr(spec, field), "nothing without root: only root may change a worker's account")
-    uid, gid, groups = None, None, None
-    if spec.user is not None:
-        account = _account(spec.user)
-        uid, gid = account.pw_uid, account.pw_gid
-        groups = tuple(os.getgrouplist(account.pw_name, account.pw_gid))
-    if spec.group is not None:
-        gid = _group(spec.group)
-        groups = (gid,) if groups is None else tuple({*groups, gid})
-    return _Account(uid, gid, groups)
-
-
-def _account(user: str) -> pwd.struct_passwd:
-    try:
-        return pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
-    except KeyError:
-        raise SpecError("user", user, "a user of this machine") from None
-
-
-def _group(group: str) -> int:
-    try:
-        return grp.getgrgid(int(group)).gr_gid if group.isdigit() else grp.getgrnam(group).gr_gid
-    except KeyError:
-        raise SpecError("group", group, "a group of this machine") from None
 
 
 def _secret_value(folder: Path, name: str) -> str:

@@ -31,6 +31,7 @@ from msgspec.structs import replace
 from everdeck import __version__
 from everdeck.clock import Clock
 from everdeck.crashpoints import crash_point
+from everdeck.deck import rights
 from everdeck.deck.deeds import Deeds
 from everdeck.deck.durability import Durability, DurabilityMode
 from everdeck.deck.ending import Ending
@@ -597,9 +598,9 @@ class Owner:
     async def inspect(self, name: str | int) -> Inspection:
         """Everything about one worker."""
         crashes = [datetime.fromtimestamp(at, UTC) for at in await self.crash_times(name)]
-        return Inspection(
-            await self.status(name), await self.spec(name), await self.layers(name), await self.tree(name), crashes
-        )
+        status, spec = await self.status(name), await self.spec(name)
+        held = rights.holds(spec, status.containment)
+        return Inspection(status, spec, await self.layers(name), await self.tree(name), crashes, held)
 
     async def logs(
         self,

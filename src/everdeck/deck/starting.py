@@ -261,7 +261,9 @@ class Starting:
                 cwd=spec.cwd or f"{parts.engine.home(name)}/data",
                 already_ready=worker.record.ready,
                 heard_by_another=not fresh and not parts.same_ear,
-                born=lambda: parts.engine.born_beside(worker.record.name, spec, worker.record.cgroup),
+                born=lambda: parts.engine.born_beside(
+                    worker.record.name, spec, worker.record.cgroup, worker.record.port
+                ),
             )
         if worker.record.cgroup is None:
             cgroup = parts.engine.cgroup_path(name)

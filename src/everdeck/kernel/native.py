@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from everdeck.errors import KernelError
 from everdeck.kernel.birth import Birth
 
 STEPS: Final = (
@@ -81,6 +82,17 @@ def spawn(
     if failed:
         raise Refused(STEPS[answer.step], answer.error)
     return answer.pid, answer.pidfd
+
+
+def allow_paths(ruleset_fd: int, paths: Sequence[bytes], access: int, of_a_file: int) -> bool:
+    """Let a Landlock ruleset reach these paths, those that are files with fewer rights; False without the C side."""
+    library = _library()
+    if library is None:
+        return False
+    number = library.everdeck_allow_paths(ruleset_fd, _texts(paths), len(paths), access, of_a_file)
+    if number:
+        raise KernelError(f"landlock: {os.strerror(number)} (errno {number})")
+    return True
 
 
 class _Order(ctypes.Structure):
@@ -179,6 +191,9 @@ def _library() -> ctypes.CDLL | None:
             return None
         library.everdeck_spawn.argtypes = [ctypes.POINTER(_Order), ctypes.POINTER(_Answer)]
         library.everdeck_spawn.restype = ctypes.c_int
+        texts, rights = ctypes.POINTER(ctypes.c_char_p), ctypes.c_uint64
+        library.everdeck_allow_paths.argtypes = [ctypes.c_int, texts, ctypes.c_int, rights, rights]
+        library.everdeck_allow_paths.restype = ctypes.c_int
     except (OSError, AttributeError):
         return None
     return library

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from everdeck.faults import Fault
-from everdeck.model import Secret, State, WorkerSpec, WorkerStatus
+from everdeck.model import Hold, Secret, State, WorkerSpec, WorkerStatus
 from everdeck.server.problems import Problem
 from everdeck.specforms import optional_fields, view_fields
 
@@ -98,6 +98,7 @@ class WorkerDetail(msgspec.Struct, frozen=True):
     layers: list[LayerView]
     tree: list[ProcessView]
     crash_times: list[datetime]
+    holds: list[Hold]
 
 
 class Bulk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

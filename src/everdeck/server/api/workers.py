@@ -154,7 +154,8 @@ async def show_detail(request: Asked, name: Name) -> WorkerDetail:
         for info in await deck.tree(name)
     ]
     crashes = [datetime.fromtimestamp(second, UTC) for second in await deck.crash_times(name)]
-    return WorkerDetail(status, SpecView.of(spec), layers, tree, crashes)
+    held = (await deck.inspect(name)).holds
+    return WorkerDetail(status, SpecView.of(spec), layers, tree, crashes, held)
 
 
 @get("/api/v1/workers/{name:str}/spec", responses=READS_ONE, summary="What a worker runs", tags=["workers"])

@@ -1,0 +1,367 @@
+"""What a strictly sandboxed worker may reach: Landlock for files and TCP, seccomp for what Landlock does not know.
+
+Both are taken on by the process itself, without root, and stay with everything it starts. A Landlock ruleset is made
+here, as a descriptor, and enforced between birth and exec; paths that are not in it are unreachable, whatever their
+modes say, also for root. The seccomp filter closes what would lead around the ruleset: other kinds of sockets (MPTCP
+and SCTP are not TCP to Landlock), connecting by ``MSG_FASTOPEN``, io_uring, namespaces, ptrace, mounts, the interfaces
+of the kernel. Connecting to a Unix socket by its path is not Landlock's business either (up to ABI 8), so streams of
+that family are refused as a whole; datagrams stay, because ``READY=1`` and syslog are some.
+
+See landlock(7), seccomp(2), ``Documentation/userspace-api/landlock.rst`` "Current limitations".
+"""
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Final
+
+from everdeck.errors import KernelError
+from everdeck.kernel import native
+
+LEAST_ABI: Final = 6
+"""Files, TCP ports, and signals and abstract sockets kept inside: Linux 6.12."""
+
+_CREATE_RULESET, _ADD_RULE = 444, 445
+_PATH_BENEATH, _NET_PORT = 1, 2
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_MAKE_CHAR, _MAKE_BLOCK, _TRUNCATE, _IOCTL_DEV = 1 << 6, 1 << 11, 1 << 14, 1 << 15
+_ALL_FILES: Final = (1 << 16) - 1
+_BIND_TCP, _CONNECT_TCP = 1, 2
+_SCOPED: Final = 3  # abstract Unix sockets and signals
+_READ: Final = _EXECUTE | _READ_FILE | _READ_DIR
+_CHANGE: Final = _ALL_FILES & ~(_MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV)
+_DEVICE: Final = _READ_FILE | _WRITE_FILE | _IOCTL_DEV
+_OF_A_FILE: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+
+_SYSTEM: Final = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store", "/gnu/store"),
+    *("/proc", "/sys", "/run/systemd/resolve", "/run/resolvconf", "/var/lib/ca-certificates"),
+)
+_ETC: Final = (
+    *("alternatives", "ca-certificates", "crypto-policies", "fonts", "ld.so.conf.d", "pki/ca-trust", "pki/tls/certs"),
+    *("profile.d", "ssl/certs", "ssl/openssl.cnf", "terminfo"),
+)
+_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Paths and TCP ports; None is every port. ``hidden`` is never reached, though a path above it is."""
+
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    connect: tuple[int, ...] | None = ()
+    bind: tuple[int, ...] | None = ()
+    hidden: str = ""
+
+
+@cache
+def landlock_abi() -> int:
+    """What this kernel knows of Landlock; 0 if nothing."""
+    answer = _libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    return max(0, int(answer))
+
+
+def why_not_strict() -> str | None:
+    """Why this machine cannot keep what ``strict`` says; None if it can."""
+    if os.uname().machine not in _NUMBERS_OF:
+        return f"there is no filter of system calls for {os.uname().machine}"
+    if landlock_abi() < LEAST_ABI:
+        found = f"ABI {landlock_abi()}" if landlock_abi() else "none"
+        return f"it needs Landlock ABI {LEAST_ABI} (Linux 6.12, enabled at boot); here is {found}"
+    return None
+
+
+def ruleset(reach: Reach) -> int:
+    """A Landlock ruleset, as a descriptor that the caller closes. Paths that do not exist are left out."""
+    net = (_BIND_TCP if reach.bind is not None else 0) | (_CONNECT_TCP if reach.connect is not None else 0)
+    attributes = struct.pack("=QQQ", _ALL_FILES, net, _SCOPED)
+    fd = _checked(_libc().syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0))
+    try:
+        _allow(fd, _visible((*_system(), *reach.read), reach.hidden), _READ)
+        _allow(fd, reach.write, _CHANGE)
+        _allow(fd, [f"/dev/{name}" for name in _DEVICES], _DEVICE | _READ_DIR)
+        ports = [(_BIND_TCP, port) for port in reach.bind or ()]
+        ports += [(_CONNECT_TCP, port) for port in reach.connect or ()]
+        for access, port in ports:
+            _checked(_libc().syscall(_ADD_RULE, fd, _NET_PORT, struct.pack("=QQ", access, port), 0))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def beside_program(program: str, path: str) -> tuple[str, ...]:
+    """What a program needs of its own installation: itself, what its link means, and the libraries beside its ``bin``.
+
+    For a virtual environment also the Python that it was made from.
+    """
+    found = _found(program, path)
+    if found is None:
+        return ()
+    wanted: dict[str, None] = {}
+    for file in (found, Path(os.path.realpath(found))):
+        wanted[str(file)] = None
+        if file.parent.name in {"bin", "sbin"}:
+            around = file.parent.parent
+            wanted |= dict.fromkeys(str(around / part) for part in ("bin", "lib", "lib64", "libexec", "share"))
+            wanted |= dict.fromkeys((str(around / "pyvenv.cfg"), str(around / "include")))
+    return tuple(wanted)
+
+
+def _found(program: str, path: str) -> Path | None:
+    if "/" in program:
+        return Path(program)
+    return next((Path(one, program) for one in path.split(":") if one and os.access(f"{one}/{program}", os.X_OK)), None)
+
+
+@lru_cache(maxsize=1)
+def _system() -> tuple[str, ...]:
+    """The programs and libraries of the machine, and of /etc what every account may read.
+
+    Not all of /etc: a rule covers what is below, and there are keys below. New files at its top are seen by the next
+    owner.
+    """
+    own = []
+    for entry in os.scandir("/etc"):
+        try:
+            mode = entry.stat().st_mode
+        except OSError:
+            continue
+        if stat.S_ISREG(mode) and mode & stat.S_IROTH:
+            own.append(entry.path)
+    return (*_SYSTEM, *(f"/etc/{name}" for name in _ETC), *sorted(own))
+
+
+def _visible(paths: Iterable[str], hidden: str) -> Iterator[str]:
+    """The paths; one above what is hidden is replaced by what is beside the way to it. Landlock has no exceptions."""
+    hole = os.path.realpath(hidden) if hidden else ""
+    for path in paths:
+        if not hole or not f"{hole}/".startswith(os.path.realpath(path).rstrip("/") + "/"):
+            yield path
+            continue
+        if os.path.realpath(path) == hole:
+            continue
+        try:
+            inside = sorted(entry.path for entry in os.scandir(path))
+        except OSError:
+            continue
+        yield from _visible(inside, hidden)
+
+
+def _allow(ruleset_fd: int, paths: Iterable[str], access: int) -> None:
+    wanted = [os.fsencode(path) for path in paths]
+    if native.allow_paths(ruleset_fd, wanted, access, access & _OF_A_FILE):
+        return
+    for path in wanted:
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            allowed = access if stat.S_ISDIR(os.fstat(fd).st_mode) else access & _OF_A_FILE
+            _checked(_libc().syscall(_ADD_RULE, ruleset_fd, _PATH_BENEATH, struct.pack("=Qi", allowed, fd), 0))
+        finally:
+            os.close(fd)
+
+
+# --- seccomp ----------------------------------------------------------------------------------------------------
+
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
+_LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+_NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
+_AUDIT_ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32: Final = 0x40000000
+_NEW_NAMESPACES: Final = 0x7E020000
+_MSG_FASTOPEN: Final = 0x20000000
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+_STREAM, _DATAGRAM, _TYPE_BITS = 1, 2, 0xF
+_PROTOCOLS: Final = (0, 1, 6, 17, 58)  # any, ICMP, TCP, UDP, ICMPv6
+
+# Refused whatever their arguments: x86-64, then aarch64 (None: not there). unistd_64.h, asm-generic/unistd.h.
+_REFUSED: Final[dict[str, tuple[int, int | None]]] = {
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "open_tree_attr": (467, 467),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "create_module": (174, None),
+    "init_module": (175, 105),
+    "delete_module": (176, 106),
+    "finit_module": (313, 273),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+    "modify_ldt": (154, None),
+    "uselib": (134, None),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "syslog": (103, 116),
+    "vhangup": (153, 58),
+    "open_by_handle_at": (304, 265),
+    "fanotify_init": (300, 262),
+    "move_pages": (279, 239),
+    "migrate_pages": (256, 238),
+}
+_NUMBERS_OF: Final = {"x86_64": 0, "aarch64": 1}
+_SOCKET, _SENDTO, _SENDMSG, _SENDMMSG = (41, 198), (44, 206), (46, 211), (307, 269)
+_CLONE, _CLONE3, _IOCTL = (56, 220), (435, 435), (16, 29)
+_TERMINAL_INPUT: Final = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into somebody's terminal
+
+
+@cache
+def system_call_filter(*, unix_sockets: bool) -> bytes:
+    """The filter for this processor, as ``struct sock_filter[]``.
+
+    Everything is allowed but what is listed: a worker is any program, and a list of all that programs need would be
+    wrong for the next one. Calls that are allowed whatever their arguments cost nothing: the kernel has a bit for each.
+    """
+    machine = os.uname().machine
+    which = _NUMBERS_OF[machine]
+    code: list[tuple[int, int, int, int]] = [
+        (_LOAD, 0, 0, _ARCH_AT),
+        (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),  # the calls of another processor have other numbers
+        _refuse(errno.ENOSYS),
+        (_LOAD, 0, 0, _NUMBER_AT),
+    ]
+    if machine == "x86_64":
+        code += [(_AT_LEAST, 0, 1, _X32), _refuse(errno.ENOSYS)]
+    for numbers in _REFUSED.values():
+        number = numbers[which]
+        if number is not None:
+            code += [(_EQUAL, 0, 1, number), _refuse(errno.EPERM)]
+    # The C library asks clone instead, whose flags can be looked at.
+    code += [(_EQUAL, 0, 1, _CLONE3[which]), _refuse(errno.ENOSYS)]
+    code += _if_call(_CLONE[which], [_argument(0), (_ANY_OF, 0, 1, _NEW_NAMESPACES), _refuse(errno.EPERM), _allowed()])
+    for call, at in ((_SENDTO, 3), (_SENDMSG, 2), (_SENDMMSG, 3)):
+        fast_open = [_argument(at), (_ANY_OF, 0, 1, _MSG_FASTOPEN), _refuse(errno.EPERM), _allowed()]
+        code += _if_call(call[which], fast_open)
+    typing = [step for word in _TERMINAL_INPUT for step in ((_EQUAL, 0, 1, word), _refuse(errno.EPERM))]
+    code += _if_call(_IOCTL[which], [_argument(1), *typing, _allowed()])
+    code += _if_call(_SOCKET[which], _sockets(unix_sockets=unix_sockets))
+    code.append(_allowed())
+    return b"".join(struct.pack("=HBBI", *step) for step in code)
+
+
+def _sockets(*, unix_sockets: bool) -> list[tuple[int, int, int, int]]:
+    """TCP, UDP and ICMP; asking for the addresses of this machine; Unix datagrams, or all of them."""
+    local = [_allowed()] if unix_sockets else [*_kind(), (_EQUAL, 1, 0, _DATAGRAM), _refuse(errno.EACCES), _allowed()]
+    known = [(_EQUAL, len(_PROTOCOLS) - at, 0, number) for at, number in enumerate(_PROTOCOLS)]
+    internet = [
+        *(*_kind(), (_EQUAL, 2, 0, _STREAM), (_EQUAL, 1, 0, _DATAGRAM), _refuse(errno.EPERM)),
+        *(_argument(2), *known, _refuse(errno.EPROTONOSUPPORT), _allowed()),
+    ]
+    links = [_argument(2), (_EQUAL, 1, 0, 0), _refuse(errno.EPERM), _allowed()]
+    return [
+        _argument(0),
+        *_if_equal(_AF_UNIX, local),
+        *_if_equal(_AF_INET, internet),
+        *_if_equal(_AF_INET6, internet),
+        *_if_equal(_AF_NETLINK, links),
+        _refuse(errno.EAFNOSUPPORT),
+    ]
+
+
+def _if_call(number: int, then: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """``then`` loads an argument, so it never falls through to the next look at the number."""
+    return _if_equal(number, then)
+
+
+def _if_equal(value: int, then: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    return [(_EQUAL, 0, len(then), value), *then]
+
+
+def _kind() -> list[tuple[int, int, int, int]]:
+    return [_argument(1), (_AND, 0, 0, _TYPE_BITS)]
+
+
+def _argument(index: int) -> tuple[int, int, int, int]:
+    return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * index)  # the lower half; both processors are little-endian
+
+
+def _refuse(number: int) -> tuple[int, int, int, int]:
+    return (_RETURN, 0, 0, _REFUSE | number)
+
+
+def _allowed() -> tuple[int, int, int, int]:
+    return (_RETURN, 0, 0, _ALLOW)
+
+
+# --- capabilities -----------------------------------------------------------------------------------------------
+
+
+@cache
+def can_empty_capabilities() -> bool:
+    """May we empty the bounding set of a child? Only with CAP_SETPCAP (8)."""
+    return bool(_own_capabilities("CapEff") & 1 << 8)
+
+
+@cache
+def has_capabilities() -> bool:
+    """Have we any that a child could inherit? An ordinary account has none, so there is nothing to take away."""
+    return bool(_own_capabilities("CapPrm") | _own_capabilities("CapInh"))
+
+
+def _own_capabilities(name: str) -> int:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123 - kernel files are read as files
+        for line in file:
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1], 16)
+    return 0
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(answer: int) -> int:
+    if answer < 0:
+        number = ctypes.get_errno()
+        raise KernelError(f"landlock: {os.strerror(number)} (errno {number})")
+    return answer
+
+
+def ports(given: Sequence[int] | str) -> tuple[int, ...] | None:
+    """As a spec says it (``any``, or a list), for a :class:`Reach`."""
+    return None if given == "any" else tuple(int(port) for port in given)
