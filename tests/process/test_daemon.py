@@ -162,29 +162,29 @@ def test_logs_for_machines_are_json_lines(person: Person) -> None:
         assert events[-1]["worker"] == "alice"
 
 
-def test_the_link_is_shown_on_the_terminal_and_kept_out_of_the_journal(person: Person) -> None:
-    """On an ordinary output the link is printed once; where systemd keeps what is printed it is not."""
-    with foreground(person, "--listen", "127.0.0.1:0") as daemon:
-        lines_until(daemon.stderr, "supervising")
-        assert daemon.stdout is not None
-        assert re.search(r"http://127\.0\.0\.1:\d+/login\?token=\S+", daemon.stdout.readline())
-    token = (person.state / "token").read_text().strip()
-    (person.state / "token").unlink()
-    read_fd, write_fd = os.pipe()
-    facts = os.fstat(write_fd)
-    journal = f"{facts.st_dev}:{facts.st_ino}"
+def test_the_link_is_shown_on_a_terminal_and_nowhere_else(person: Person) -> None:
+    """Where somebody looks it is printed once; a pipe, a file and a journal keep what is printed, and get none."""
+    terminal, ours = os.openpty()
     command = [str(EVERDECK), "up", "--state", str(person.state), "--listen", "127.0.0.1:0"]
-    daemon = subprocess.Popen(command, stdout=write_fd, stderr=write_fd, env=person.env | {"JOURNAL_STREAM": journal})
-    os.close(write_fd)
+    daemon = subprocess.Popen(command, stdout=ours, stderr=subprocess.DEVNULL, env=person.env)
+    os.close(ours)
     try:
-        with os.fdopen(read_fd) as kept:
-            said = lines_until(kept, "the token for the login is in")
-            daemon.terminate()
-            said += kept.readlines()
+        with os.fdopen(terminal, "rb", buffering=0) as screen:
+            shown = screen.readline().decode()
+        daemon.terminate()
         assert daemon.wait(PATIENCE_SECONDS) == 0
     finally:
         daemon.kill()
         daemon.wait()
+    token = (person.state / "token").read_text().strip()
+    assert re.search(r"http://127\.0\.0\.1:\d+/login#token=(\S+)", shown).group(1) == token  # type: ignore[union-attr]
+    (person.state / "token").unlink()
+    with foreground(person, "--listen", "127.0.0.1:0") as piped:
+        said = lines_until(piped.stderr, "the token for the login is in")
+        piped.terminate()
+        assert piped.stdout is not None
+        assert piped.stderr is not None
+        said += [*piped.stdout.readlines(), *piped.stderr.readlines()]
     fresh = (person.state / "token").read_text().strip()
     assert fresh != token
     assert fresh not in "".join(said)
