@@ -680,26 +680,52 @@ class Singleton:
         self.release()
 
 
+_RUNTIME_NAMES = 16
+
+
 def runtime_directory() -> str:
     """This user's directory for locks and sockets that need a short path: ours, not a link, nobody else writes.
 
     Others may pass through (0711) but not look around: a worker that runs as another user reaches its socket.
 
     It must be the same for a copy started by hand and for one started by a manager with a clean environment, so
-    XDG_RUNTIME_DIR and TMPDIR are not asked.
+    XDG_RUNTIME_DIR and TMPDIR are not asked. /run/user/UID is ours alone, where there is a login manager that makes it.
+    Anybody may make a directory in /tmp, under our name too; then the next name is taken, the same by every copy.
     """
     asked = os.environ.get(RUNTIME_DIR_ENV)
+    if asked:
+        if not _made_ours(asked):
+            raise PermissionError(
+                errno.EPERM, "not a directory that only this user can write to; remove it or correct its mode", asked
+            )
+        return asked
     uid = os.getuid()
-    path = asked or ("/run/everdeck" if uid == 0 and os.access("/run", os.W_OK) else f"/tmp/everdeck-{uid}")  # noqa: S108 - checked for its owner and mode below
+    places = ["/run/everdeck"] if uid == 0 else [f"/run/user/{uid}/everdeck"]
+    places += [f"/tmp/everdeck-{uid}" + (f".{number}" if number else "") for number in range(_RUNTIME_NAMES)]  # noqa: S108 - each is checked for its owner and mode
+    # One that is there before one that could be: /run/user/UID comes and goes with logins, and copies must agree.
+    for path in (*filter(_is_ours, places), *places):
+        if _made_ours(path):
+            return path
+    raise PermissionError(errno.EPERM, "nowhere to put locks and sockets; set EVERDECK_RUNTIME_DIR", places[-1])
+
+
+def _made_ours(path: str) -> bool:
+    """Is this a directory of ours that nobody else can write to, made now if there was none?"""
     try:
         os.mkdir(path, 0o711)  # noqa: PTH102 - as above
     except FileExistsError:
+        return _is_ours(path)
+    except OSError:
+        return False
+    return True
+
+
+def _is_ours(path: str) -> bool:
+    try:
         found = os.lstat(path)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o022:
-            raise PermissionError(
-                errno.EPERM, "not a directory that only this user can write to; remove it or correct its mode", path
-            ) from None
-    return path
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def _lock_path(name: str) -> str:

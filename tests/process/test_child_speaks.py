@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -203,3 +205,37 @@ def test_a_name_that_is_no_file_name_is_refused() -> None:
     for name in ("", "../x", "a/b", "a\0b", "x" * 129):
         with pytest.raises(ValueError, match="singleton name"):
             Singleton.take(name)
+
+
+def test_a_strangers_directory_under_our_name_is_no_denial() -> None:
+    """Anybody may make /tmp/everdeck-UID; the next name is taken instead, and by every copy the same."""
+    if os.getuid() != 0:
+        pytest.skip("needs root to be two other users")
+    uid = 54321
+    script = (
+        "import os, sys\n"
+        "from everdeck.child import runtime_directory\n"
+        "os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))\n"
+        "print(runtime_directory())\n"
+    )
+    squatted = Path(f"/tmp/everdeck-{uid}")
+    squatted.mkdir(mode=0o777)
+    made: set[str] = set()
+    try:
+        os.chown(squatted, uid + 1, uid + 1)
+        for _ in range(2):
+            done = subprocess.run(
+                [sys.executable, "-c", script, str(uid)],
+                env={"PATH": os.environ["PATH"]},
+                capture_output=True,
+                text=True,
+                check=False,
+                cwd="/",
+            )
+            assert done.returncode == 0, done.stderr
+            made.add(done.stdout.strip())
+        assert made == {f"{squatted}.1"}
+    finally:
+        squatted.rmdir()
+        for path in made:
+            Path(path).rmdir()

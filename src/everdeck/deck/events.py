@@ -13,15 +13,33 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from everdeck.clock import Clock
 from everdeck.deck.deeds import Deeds
 from everdeck.details import typed
 from everdeck.errors import RegistryError
 from everdeck.model import Event, EventKind
 from everdeck.registry import Registry, read_only
+from everdeck.verbs import current_caller
 
 _log: Final = logging.getLogger("everdeck.events")
 _BATCH: Final = 500
+
+
+_ASKED_FOR: Final = frozenset(
+    {
+        EventKind.STARTED,
+        EventKind.RESTARTED,
+        EventKind.STOPPING,
+        EventKind.STOPPED,
+        EventKind.KILLED,
+        EventKind.RESET,
+        EventKind.ADOPTED,
+    }
+)
+"""What a request can cause by itself; whatever else happens to its worker later is not its doing."""
+_OWN_REASONS: Final = frozenset({"policy", "recovery"})
 
 
 class EventStream:
@@ -38,6 +56,9 @@ class EventStream:
     @typed
     def append(self, worker: str | None, kind: EventKind, **detail: Any) -> Event:
         """Note down what happened, in the transaction that is open now; call :meth:`wake` after its commit."""
+        caller = current_caller()
+        if caller is not None and kind in _ASKED_FOR and detail.get("by") not in _OWN_REASONS:
+            detail["by"] = msgspec.to_builtins(caller)
         event = self._registry.append_event(self._clock.wall(), worker, kind, detail)
         self._deeds.note(worker, kind, event.id, removed=bool(detail.get("removed")))
         return event

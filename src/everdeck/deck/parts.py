@@ -6,6 +6,7 @@ finds everything it needs here; the verbs in :mod:`everdeck.deck.owner` put them
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -176,7 +177,8 @@ class Tasks:
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Do it beside everything else."""
-        task = self._loop.create_task(work)
+        # In a context of its own: what the deck does by itself was asked for by nobody, whoever's request began it.
+        task = self._loop.create_task(work, context=contextvars.Context())
         self._running.add(task)
         task.add_done_callback(self._done)
 

@@ -22,7 +22,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 
 DELETE FROM workers WHERE name = :name;
 
 -- name: append_event
-INSERT INTO events (at, worker, kind, detail) VALUES (?, ?, ?, ?);
+INSERT INTO events (at, worker, kind, detail, asked) VALUES (?, ?, ?, ?, ?);
 
 -- name: events_after
 SELECT id, at, worker, kind, detail FROM events WHERE id > :after ORDER BY id LIMIT :limit;
@@ -38,7 +38,11 @@ REPLACE INTO sqlite_sequence (rowid, name, seq)
 VALUES ((SELECT rowid FROM sqlite_sequence WHERE name = 'events'), 'events', :id);
 
 -- name: forget_events_up_to
-DELETE FROM events WHERE id <= :id;
+DELETE FROM events WHERE id <= :id AND asked = 0;
+
+-- name: forget_asked_events
+DELETE FROM events
+WHERE asked = 1 AND id <= (SELECT id FROM events WHERE asked = 1 ORDER BY id DESC LIMIT 1 OFFSET :kept);
 
 -- name: note_request
 REPLACE INTO requests (id, worker, event, at) VALUES (?, ?, ?, ?);

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 Desired: TypeAlias = Literal["running", "stopped"]
 
 EVENTS_KEPT: Final = 100_000
+ASKED_EVENTS_KEPT: Final = 20_000
+"""Of those that tell what somebody asked for, also where they are older than the others that are kept."""
 _PRUNE_EVERY: Final = 1_000
 _IDS_IN_A_BLOCK: Final = 10_000
 _IDS_SUFFIX: Final = "-ids"
@@ -318,7 +320,8 @@ class Registry:
         """Note down what happened; the id is the next one. Old events are forgotten beyond the number we keep."""
         self._wrote()
         with _translated(self.path):
-            cursor = self.connection.execute(_sql("append_event"), (at, worker, kind.value, _encode(detail)))
+            asked = isinstance(detail.get("by"), dict)  # a text is a reason of our own
+            cursor = self.connection.execute(_sql("append_event"), (at, worker, kind.value, _encode(detail), asked))
             event_id = cursor.lastrowid or 0
             if event_id > self._ids_reserved:  # in the open transaction, so before anybody can read the id
                 self._reserve_ids(event_id + _IDS_IN_A_BLOCK)
@@ -326,6 +329,7 @@ class Registry:
             if self._since_pruning >= _PRUNE_EVERY:
                 self._since_pruning = 0
                 self.connection.execute(_sql("forget_events_up_to"), {"id": event_id - EVENTS_KEPT})
+                self.connection.execute(_sql("forget_asked_events"), {"kept": ASKED_EVENTS_KEPT})
         return Event(event_id, datetime.fromtimestamp(at, UTC), worker, kind, detail)
 
     def _reserve_ids(self, up_to: int) -> None:

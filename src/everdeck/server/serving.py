@@ -103,6 +103,8 @@ class HttpFront:
             listener = unixsocket.listen(state_dir, HTTP_SOCKET)
         else:
             listener = socket.socket(fileno=carried_fd)
+        if self._people:
+            _open_to_others(state_dir, path)
         self._bound[path] = os.lstat(path)
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(
@@ -423,6 +425,12 @@ def _tcp_listener(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _open_to_others(state_dir: Path, path: Path) -> None:
+    """Others may reach the socket; who of them is let in is asked of the kernel. The directory cannot be listed."""
+    path.chmod(0o666)
+    state_dir.chmod(state_dir.stat().st_mode & 0o777 | 0o011)
 
 
 def _own(listener: socket.socket) -> socket.socket:
