@@ -1,10 +1,13 @@
 """Random SIGKILLs of a deck's owner and its workers, while a watcher counts copies: ``make chaos SECONDS=60 SEED=7``.
 
-Three parties, each a process of its own:
+Three parties, each with processes of its own:
 
-- the *owner* opens the deck and runs random verbs on its workers as fast as it can;
-- the *killer* (this process) ends, at random, the owner in the middle of whatever it does, or a worker, and starts
-  the next owner at once;
+- some *users* open the deck and run random verbs on its workers as fast as they can. One of them owns it, the others
+  are members; when the owner is killed a member takes its place. With ``--pid1`` there is one user, and it is PID 1 of
+  a pid namespace, as in a container: its death ends everybody in it;
+- the *killer* (this process) ends, at random, the owner in the middle of whatever it does, a member, or a worker, and
+  starts the next user at once. Now and then it stops the owner for longer than anybody's patience (SIGSTOP) before
+  the blow, or fills the disk for a moment (as root: the deck is on a small file system of its own);
 - the *watcher* (a thread here) reads ``/proc`` without a pause and remembers the largest number of live processes
   that one worker ever had. It must be 1: a second copy at any moment is the failure this program looks for.
 
@@ -33,6 +36,7 @@ from everdeck import Deck, EverdeckError, Restart
 from everdeck.child import DIR_ENV
 
 WORKERS = 12
+USERS = 3
 SETTLE_SECONDS = 60
 # The breaker must stay out of it: here every worker crashes far more often than a person would allow.
 POLICY = Restart("always", max_crashes=1_000_000, backoff_seconds=0.01, backoff_cap_seconds=0.05)
@@ -42,84 +46,179 @@ POLICY = Restart("always", max_crashes=1_000_000, backoff_seconds=0.01, backoff_
 class Report:
     """What happened, and what must not have."""
 
-    owner_kills: int = 0
-    worker_kills: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     samples: int = 0
     most_copies: int = 0
     wrong: list[str] = field(default_factory=list)
 
+    @property
+    def owner_kills(self) -> int:
+        """How often an owner was killed."""
+        return self.counts["owners killed"]
+
+    @property
+    def worker_kills(self) -> int:
+        """How often a worker was killed."""
+        return self.counts["workers killed"]
+
     def __str__(self) -> str:
         verdict = "OK" if not self.wrong else "FAILED\n  " + "\n  ".join(self.wrong)
-        return (
-            f"killed {self.owner_kills} owners and {self.worker_kills} workers; looked {self.samples} times; "
-            f"most copies of one worker ever seen: {self.most_copies}; {verdict}"
-        )
+        told = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items())) or "nothing happened"
+        return f"{told}; looked {self.samples} times; most copies of one worker ever seen: {self.most_copies}; {verdict}"
 
 
-def run(seconds: float, seed: int) -> Report:
+def run(seconds: float, seed: int, *, pid1: bool = False, users: int = USERS) -> Report:
     """Kill for so many seconds, then check; leaves nothing behind."""
-    state = Path(tempfile.mkdtemp(prefix="everdeck-chaos-"))
+    place = Path(tempfile.mkdtemp(prefix="everdeck-chaos-"))
+    small = _small_disk(place)
+    state = place / "state"
     report = Report()
     watcher = Watcher(state, report)
     try:
         with watcher:
-            _kill_at_random(state, seconds, random.Random(seed), report, watcher)
+            crowd = Crowd(state, random.Random(seed), report, pid1=pid1, users=1 if pid1 else users)
+            _kill_at_random(crowd, seconds, watcher, small)
             _check(state, report)
     finally:
         _end_all(state)
-        shutil.rmtree(state, ignore_errors=True)
+        if small:
+            subprocess.run(["umount", "-l", str(place)], check=False)
+        shutil.rmtree(place, ignore_errors=True)
     return report
 
 
-def _kill_at_random(state: Path, seconds: float, choice: random.Random, report: Report, watcher: "Watcher") -> None:
-    owner = _new_owner(state, choice)
+def _small_disk(place: Path) -> bool:
+    """A file system of its own that can be filled without harming others; only root may mount one."""
+    if os.geteuid() != 0:
+        return False
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(place)]
+    return subprocess.run(mount, check=False, capture_output=True).returncode == 0
+
+
+class Crowd:
+    """The users of the deck, one of whom owns it."""
+
+    def __init__(self, state: Path, choice: random.Random, report: Report, *, pid1: bool, users: int) -> None:
+        self.state = state
+        self.choice = choice
+        self.report = report
+        self._pid1 = pid1
+        self._count = users
+        self.users: list[subprocess.Popen[bytes]] = []
+
+    def fill(self) -> None:
+        """As many as there should be. One that left by itself is a failure: nothing but us ends them."""
+        for user in [one for one in self.users if one.poll() is not None]:
+            self.report.wrong.append(f"a user ended by itself with {user.returncode}")
+            self.users.remove(user)
+        while len(self.users) < self._count:
+            words = [sys.executable, __file__, "--owner", str(self.state), "--seed", str(self.choice.getrandbits(32))]
+            if self._pid1:
+                words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *words]
+            self.users.append(subprocess.Popen(words))
+
+    def owner(self) -> subprocess.Popen[bytes] | None:
+        """The one that owns the deck now; None in the moment in which nobody does."""
+        if self._pid1:
+            return self.users[0] if self.users else None
+        with contextlib.suppress(OSError, ValueError):
+            pid = int((self.state / "deck.lock").read_text())
+            return next((user for user in self.users if user.pid == pid), None)
+        return None
+
+    def kill(self, user: subprocess.Popen[bytes], what: str) -> None:
+        """End one user at once."""
+        user.kill()
+        user.wait()
+        self.users.remove(user)
+        self.report.counts[what] += 1
+
+    def end(self) -> None:
+        """Nobody is left."""
+        for user in self.users:
+            user.kill()
+            user.wait()
+        self.users.clear()
+
+
+def _kill_at_random(crowd: Crowd, seconds: float, watcher: "Watcher", small: bool) -> None:
+    choice, report = crowd.choice, crowd.report
     try:
+        crowd.fill()
         # The clock starts with the first worker, so that a busy machine spends the seconds on killing, not on loading.
         watcher.first_seen.wait(SETTLE_SECONDS)
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not report.wrong:
             # How long the owner may work before the next blow decides where it is hit: mostly soon, in the
             # middle of recovery or of a first verb; sometimes late.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                owner.wait(choice.expovariate(1 / 0.15))
-                report.wrong.append(f"the owner ended by itself with {owner.returncode}")
-                return
-            if choice.random() < 0.4:
-                owner.kill()
-                owner.wait()
-                report.owner_kills += 1
-                owner = _new_owner(state, choice)
-            elif alive := _leaders(state):
-                pid = choice.choice(sorted(alive))
-                with contextlib.suppress(ProcessLookupError):
-                    pidfd = os.pidfd_open(pid)
-                    try:
-                        if pid in _leaders(state):
-                            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                            report.worker_kills += 1
-                    finally:
-                        os.close(pidfd)
+            time.sleep(choice.expovariate(1 / 0.15))
+            blow = choice.random()
+            owner = crowd.owner()
+            if blow < 0.4 and owner is not None:
+                crowd.kill(owner, "owners killed")
+            elif blow < 0.45 and owner is not None:
+                _pause(crowd, owner)
+            elif blow < 0.5 and small:
+                _fill_disk(crowd)
+            elif blow < 0.55 and len(crowd.users) > 1:
+                crowd.kill(choice.choice([user for user in crowd.users if user is not owner] or crowd.users), "users killed")
+            elif alive := _leaders(crowd.state):
+                _kill_worker(crowd, choice.choice(sorted(alive)))
+            crowd.fill()
     finally:
-        owner.kill()
-        owner.wait()
+        crowd.end()
 
 
-def _new_owner(state: Path, choice: random.Random) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, __file__, "--owner", str(state), "--seed", str(choice.getrandbits(32))])
+def _pause(crowd: Crowd, owner: subprocess.Popen[bytes]) -> None:
+    """Stop the owner for a while; half of the time it dies without ever going on."""
+    os.kill(owner.pid, signal.SIGSTOP)
+    crowd.report.counts["owners paused"] += 1
+    time.sleep(crowd.choice.uniform(0.2, 1.5))
+    if crowd.choice.random() < 0.5:
+        crowd.kill(owner, "owners killed")
+    else:
+        os.kill(owner.pid, signal.SIGCONT)
 
 
-def _own(state: Path, seed: int) -> None:
-    """The owner's part: open, then one random verb after the other until somebody ends it."""
-    choice = random.Random(seed)
-    with Deck(state) as deck:
+def _fill_disk(crowd: Crowd) -> None:
+    """Not a byte is free for a moment, in which the owner may also die."""
+    filler = crowd.state.parent / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
-            name = f"user-{choice.randrange(WORKERS)}"
-            verb = choice.choice(["start", "start", "start", "stop", "restart", "remove"])
-            with contextlib.suppress(EverdeckError, LookupError):
-                if verb == "start":
-                    deck.start(name, ["sleep", "100000"], restart=POLICY)
-                else:
-                    getattr(deck, verb)(name)
+            file.write(b"x" * (1 << 16))
+    crowd.report.counts["disks filled"] += 1
+    time.sleep(crowd.choice.uniform(0.1, 0.6))
+    owner = crowd.owner()
+    if owner is not None and crowd.choice.random() < 0.3:
+        crowd.kill(owner, "owners killed")
+    filler.unlink()
+
+
+def _kill_worker(crowd: Crowd, pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            if pid in _leaders(crowd.state):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                crowd.report.counts["workers killed"] += 1
+        finally:
+            os.close(pidfd)
+
+
+def _use(state: Path, seed: int) -> None:
+    """A user's part: open, then one random verb after the other until somebody ends it."""
+    choice = random.Random(seed)
+    while True:
+        # A disk that is full just now refuses the opening; nothing else may.
+        with contextlib.suppress(EverdeckError), Deck(state) as deck:
+            while True:
+                name = f"user-{choice.randrange(WORKERS)}"
+                verb = choice.choice(["start", "start", "start", "stop", "restart", "remove"])
+                with contextlib.suppress(EverdeckError, LookupError):
+                    if verb == "start":
+                        deck.start(name, ["sleep", "100000"], restart=POLICY)
+                    else:
+                        getattr(deck, verb)(name)
 
 
 class Watcher:
@@ -140,7 +239,7 @@ class Watcher:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._enough.wait(0.005):
+        while not self._enough.wait(0.02):
             copies = Counter(_leaders(self._state).values())
             self._report.samples += 1
             if copies:
@@ -216,12 +315,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pid1", action="store_true", help="the owner is PID 1 of a pid namespace (needs root)")
+    parser.add_argument("--users", type=int, default=USERS, help="how many processes open the deck at once")
     parser.add_argument("--owner", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.owner:
-        _own(asked.owner, asked.seed)
-    print(f"chaos: seed {asked.seed}, {asked.seconds:g} s, {WORKERS} workers", flush=True)
-    report = run(asked.seconds, asked.seed)
+        _use(asked.owner, asked.seed)
+    users = 1 if asked.pid1 else asked.users
+    where = ", as PID 1" if asked.pid1 else ""
+    print(f"chaos: seed {asked.seed}, {asked.seconds:g} s, {WORKERS} workers, {users} users{where}", flush=True)
+    report = run(asked.seconds, asked.seed, pid1=asked.pid1, users=users)
     print(f"chaos: {report}", flush=True)
     return 1 if report.wrong else 0
 
