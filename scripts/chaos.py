@@ -64,7 +64,9 @@ class Report:
     def __str__(self) -> str:
         verdict = "OK" if not self.wrong else "FAILED\n  " + "\n  ".join(self.wrong)
         told = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items())) or "nothing happened"
-        return f"{told}; looked {self.samples} times; most copies of one worker ever seen: {self.most_copies}; {verdict}"
+        return (
+            f"{told}; looked {self.samples} times; most copies of one worker ever seen: {self.most_copies}; {verdict}"
+        )
 
 
 def run(seconds: float, seed: int, *, pid1: bool = False, users: int = USERS) -> Report:
@@ -161,7 +163,9 @@ def _kill_at_random(crowd: Crowd, seconds: float, watcher: "Watcher", small: boo
             elif blow < 0.5 and small:
                 _fill_disk(crowd)
             elif blow < 0.55 and len(crowd.users) > 1:
-                crowd.kill(choice.choice([user for user in crowd.users if user is not owner] or crowd.users), "users killed")
+                crowd.kill(
+                    choice.choice([user for user in crowd.users if user is not owner] or crowd.users), "users killed"
+                )
             elif alive := _leaders(crowd.state):
                 _kill_worker(crowd, choice.choice(sorted(alive)))
             crowd.fill()

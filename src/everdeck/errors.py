@@ -47,6 +47,9 @@ stores (SQLite); everything above sees only this tree.
 """
 
 import os
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Self
 
 
 class EverdeckError(Exception):
@@ -96,11 +99,33 @@ class SpecChanged(EverdeckError):
 class UnknownWorker(EverdeckError, LookupError):
     """No worker of that name in this deck."""
 
+    _among: tuple[str, ...] = ()
+
     def __init__(self, worker: str, suggestions: tuple[str, ...] = ()) -> None:
         self.worker = worker
         self.suggestions = suggestions
-        hint = f"; did you mean {', '.join(map(repr, suggestions))}?" if suggestions else ""
-        super().__init__(f"no worker {worker!r} in this deck{hint}")
+        super().__init__(worker, suggestions)
+
+    @classmethod
+    def among(cls, worker: str, known: Iterable[str]) -> Self:
+        """The same in a deck of these workers; the near ones are looked for only if somebody asks."""
+        error = cls(worker)
+        del error.suggestions
+        error._among = tuple(known)
+        return error
+
+    @cached_property
+    def suggestions(self) -> tuple[str, ...]:
+        """Names that are near; among thousands it takes long to find them, and often nobody asks."""
+        import difflib  # noqa: PLC0415 - only for a message
+
+        return tuple(difflib.get_close_matches(self.worker, self._among, n=3))
+
+    def __str__(self) -> str:
+        if len(self.args) == 1:  # it has travelled, with its words
+            return str(self.args[0])
+        hint = f"; did you mean {', '.join(map(repr, self.suggestions))}?" if self.suggestions else ""
+        return f"no worker {self.worker!r} in this deck{hint}"
 
 
 class WorkerFailed(EverdeckError):

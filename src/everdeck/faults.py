@@ -34,8 +34,9 @@ def fault_of(error: BaseException) -> Fault:
     if not isinstance(error, EverdeckError):
         return Fault(OwnerRefused.__name__, "an unexpected error; the owner's log has the details")
     known = _known(type(error))
+    message = readable(str(error))  # first: a field may be worked out only for it
     fields = {name: _plain(value) for name, value in vars(error).items() if not name.startswith("_")}
-    return Fault(known.__name__, readable(str(error)), fields)
+    return Fault(known.__name__, message, fields)
 
 
 def error_of(fault: Fault) -> Exception:

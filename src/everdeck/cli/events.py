@@ -89,6 +89,7 @@ def _print_past(options: Namespace) -> int:
         found = found[-options.lines :] if options.lines else []
     for event in found:
         _print(event, as_json=options.json)
+    sys.stdout.flush()  # into a pipe too: what follows may be hours away
     return last
 
 

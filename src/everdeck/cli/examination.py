@@ -151,6 +151,11 @@ def _bound(workers: list[Any]) -> int:
 
 
 def _features(state: Path) -> Iterator[Feature]:
+    try:
+        ids.require_pidfds()
+    except KernelError as error:
+        yield Feature("pidfds", present=False, gives="processes are held on to", without=str(error))
+        return
     yield Feature(
         "pidfd inode numbers (6.9)",
         ids.has_pidfd_inodes(),
@@ -277,7 +282,7 @@ def _layers(
         "group": "SIGTERM and SIGKILL to the process group only",
     }
     yield LayerVerdict("L3 escalation", holds=strength != "group", strength=strength, why=how[strength])
-    unique = next(feature.present for feature in features if feature.name.startswith("pidfd inode"))
+    unique = any(feature.present for feature in features if feature.name.startswith("pidfd inode"))
     identity = "boot id, pid, start time and pidfd inode" if unique else "boot id, pid and start time"
     yield LayerVerdict(
         "L4 reap at start",

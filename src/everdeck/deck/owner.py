@@ -14,7 +14,6 @@ How a verb acts is told in the modules beside this one: :mod:`starting`, :mod:`e
 import asyncio
 import builtins
 import contextlib
-import difflib
 import logging
 import os
 import secrets
@@ -141,6 +140,7 @@ class Owner:
         name_owner: bool = True,
     ) -> Self:
         """Own the state directory and recover everything in it, or :class:`DeckOwned`."""
+        ids.require_pidfds()
         home = DeckHome(state_dir)
         inherited = home.open(None if handed_on is None else _inherited(handed_on), name_owner=name_owner)
         listener: socket.socket | None = None
@@ -829,7 +829,7 @@ class Owner:
         return worker
 
     def _unknown(self, name: str) -> UnknownWorker:
-        return UnknownWorker(name, tuple(difflib.get_close_matches(name, list(self._parts().workers), n=3)))
+        return UnknownWorker.among(name, self._parts().workers)
 
 
 def _why_failed(record: Record) -> str:

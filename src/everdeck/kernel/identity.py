@@ -114,6 +114,23 @@ def read_proc(pid: int, name: str) -> bytes:
         os.close(fd)
 
 
+def require_pidfds() -> None:
+    """Refuse now, before anything runs, where the kernel or a seccomp profile does not let us hold on to a process.
+
+    Without pidfds nothing that we start could be watched or ended for certain.
+    """
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as err:
+        if err.errno not in {errno.EPERM, errno.EACCES, errno.ENOSYS}:
+            raise _translated(err, os.getpid(), "pidfd_open") from err
+        raise NotPermitted(
+            f"pidfd_open is refused here ({errno.errorcode[err.errno]}), and nothing can be supervised without it: "
+            f"an old seccomp profile of a container forbids it (update the container runtime, or allow pidfd_open and "
+            f"pidfd_send_signal in the profile), or the kernel is older than 5.3"
+        ) from err
+
+
 def open_pidfd(pid: int) -> int:
     """A pidfd for whoever has this pid now. Compare before you trust it."""
     try:

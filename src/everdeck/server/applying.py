@@ -19,7 +19,7 @@ from everdeck.crashpoints import crash_point
 from everdeck.deck import AsyncDeck
 from everdeck.errors import EverdeckError, RegistryUnavailable
 from everdeck.kernel import credentials
-from everdeck.model import WorkerSpec, WorkerStatus, worker_name
+from everdeck.model import State, WorkerSpec, WorkerStatus, worker_name
 from everdeck.server.documents import Applied, ApplyRequest, BulkResult, Change
 from everdeck.server.problems import problem_of
 from everdeck.statedir import StateDir
@@ -73,12 +73,17 @@ def differing_fields(one: WorkerSpec, other: WorkerSpec) -> tuple[str, ...]:
     return tuple(field for field in WorkerSpec.__struct_fields__ if getattr(one, field) != getattr(other, field))
 
 
-async def apply(deck: AsyncDeck, request: ApplyRequest) -> Applied:
-    """Plan and, unless it is a dry run, do it; one worker's failure does not keep the others from theirs."""
+async def apply(deck: AsyncDeck, request: ApplyRequest, *, again: bool = False) -> Applied:
+    """Plan and, unless it is a dry run, do it; one worker's failure does not keep the others from theirs.
+
+    ``again`` is a daemon that reads its file once more because it was started: whoever was stopped by hand, and has not
+    changed in the file since, stays stopped. Somebody who types ``apply`` means that they run.
+    """
     for name in request.workers:
         worker_name(name)
     before = await asyncio.to_thread(remembered, deck.state_dir)
-    current = {status.name: await _spec_with_secrets(deck, status.name) for status in await deck.list()}
+    statuses = {status.name: status for status in await deck.list()}
+    current = {name: await _spec_with_secrets(deck, name) for name in statuses}
     plan = plan_for(current, request.workers, frozenset(before.workers))
     if request.dry_run:
         return Applied(plan, [], dry_run=True)
@@ -89,6 +94,9 @@ async def apply(deck: AsyncDeck, request: ApplyRequest) -> Applied:
         await deck.stop_many([change.name for change in plan if change.action == "remove"])
     added = {change.name: request.workers[change.name] for change in plan if change.action == "add"}
     done: dict[str, WorkerStatus | Exception] = {}
+    if again:
+        stopped = {name for name, status in statuses.items() if status.state is State.STOPPED}
+        done |= {one.name: statuses[one.name] for one in plan if one.action == "unchanged" and one.name in stopped}
     # A spec that cannot be had here is refused before any is started: then each is asked for by itself, and tells.
     with contextlib.suppress(ExceptionGroup, EverdeckError):
         await deck.start_many(added, replace=True, progress=done.__setitem__)

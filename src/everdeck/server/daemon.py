@@ -234,7 +234,7 @@ class _Daemon:
         config = self._options.config
         if config is None:
             return
-        applied = await applying.apply(deck, ApplyRequest(config.workers, config.templates, config.path))
+        applied = await applying.apply(deck, ApplyRequest(config.workers, config.templates, config.path), again=True)
         for line in summary(applied):
             _log.info("%s", line)
 

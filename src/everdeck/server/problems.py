@@ -87,6 +87,8 @@ def problem_of(error: Exception) -> Problem:
         return Problem(
             type="about:blank", title=status.phrase, status=status, detail=_http_detail(error), field=_http_field(error)
         )
+    if _is_nested_too_deeply(error):
+        return problem(HTTPStatus.BAD_REQUEST, "the body is nested too deeply")
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     return Problem("about:blank", status.phrase, status, "an unexpected error; the daemon's log has the details")
 
@@ -108,6 +110,13 @@ def answer(request: Request[Any, Any, Any], error: Exception) -> Response[Proble
         _log.error("%s %s: %s", request.method, request.url.path, type(error).__name__, exc_info=error)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     return Response(told, status_code=told.status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def _is_nested_too_deeply(error: BaseException | None) -> bool:
+    """A body of ten thousand opening brackets ends the decoder's recursion: the sender's fault, not ours."""
+    while error is not None and not isinstance(error, RecursionError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _refused_value(error: Exception) -> errors.SpecError | None:
