@@ -14,22 +14,24 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from everdeck.errors import ClientError, NoOwner, OwnerRefused
 from everdeck.statedir import HTTP_SOCKET, StateDir
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from everdeck.model import Event, WorkerSpec, WorkerStatus
 
     # Inside the class below, `list` is a verb.
     Events: TypeAlias = list[Event]
 Lines: TypeAlias = list[str]
 
-__all__ = ["Client", "Refusal"]
+__all__ = ["Client", "Daemon", "Refusal"]
 
 # How long an owner that has the deck's lock may take to serve its socket: it recovers the deck first.
 PATIENCE_SECONDS: Final = 3.0
@@ -64,7 +66,8 @@ class Client:
         self._state_dir = Path(state_dir)
         self._timeout_seconds = timeout_seconds
         self._patience_seconds = patience_seconds
-        self._connection: _UnixConnection | None = None
+        self._connection: HTTPConnection | None = None
+        self._own_headers: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -200,7 +203,7 @@ class Client:
         fresh = self._connection is None
         connection = self._connected()
         try:
-            connection.request(method, target, payload, {**own, **headers})
+            connection.request(method, target, payload, {**own, **self._own_headers, **headers})
             return connection.getresponse()
         except TimeoutError as error:
             self.close()
@@ -212,7 +215,7 @@ class Client:
                 return self._send(method, path, body, query, headers)
             raise ClientError(_vanished(self._state_dir)) from error
 
-    def _connected(self) -> "_UnixConnection":
+    def _connected(self) -> HTTPConnection:
         if self._connection is None:
             connection = _UnixConnection(self._state_dir, self._timeout_seconds)
             deadline = time.monotonic() + self._patience_seconds
@@ -225,6 +228,74 @@ class Client:
                         raise
                     time.sleep(_LOOK_AGAIN_SECONDS)  # noqa: TID251 - a socket that is not there yet gives no event
             self._connection = connection
+        return self._connection
+
+
+class Daemon(Client):
+    """What only a daemon can be asked, beside the verbs of the contract: its configuration, a reload, its end.
+
+    It is reached at ``http.sock`` of a state directory, or at a URL with a token. Errors arrive as they were raised.
+    """
+
+    def __init__(self, where: str, token: str | None = None, timeout_seconds: float | None = None) -> None:
+        super().__init__(where, timeout_seconds)
+        self._url = urlsplit(where) if where.startswith(("http://", "https://")) else None
+        if self._url is not None and token:
+            self._own_headers = {"Authorization": f"Bearer {token}"}
+
+    @classmethod
+    def of(cls, options: "Namespace", timeout_seconds: float | None = None) -> Self:
+        """The daemon that ``--state`` names."""
+        return cls(options.where, os.environ.get("EVERDECK_TOKEN"), timeout_seconds)
+
+    def deck(self) -> dict[str, Any]:
+        """Who owns it, since when, with which version, and where its page is."""
+        found: dict[str, Any] = self.document("GET", "/api/v1/deck")
+        return found
+
+    def apply(self, configuration: Mapping[str, Any]) -> dict[str, Any]:
+        """The plan, and unless it is a dry run what became of it."""
+        done: dict[str, Any] = self.document("POST", "/api/v1/apply", configuration)
+        return done
+
+    def reload(self) -> None:
+        """Let it continue with the code that is installed now; raises if that is not fit."""
+        self.document("POST", "/api/v1/reload")
+
+    def leave(self) -> dict[str, Any]:
+        """End it; tells how many workers run on."""
+        left: dict[str, Any] = self.document("POST", "/api/v1/down")
+        return left
+
+    def start_from_template(self, name: str, template: str, own: Mapping[str, Any], *, replace: bool) -> dict[str, Any]:
+        """Start a worker from a template of the applied configuration, with these fields laid over it."""
+        body = {"name": name, "template": template, **own}
+        status: dict[str, Any] = self.document("POST", "/api/v1/workers", body, replace=int(replace))
+        return status
+
+    def request(self, method: str, path: str, body: Any = None, **query: Any) -> bytes:
+        """As of any client, with errors of the tree raised as what they are."""
+        try:
+            return super().request(method, path, body, **query)
+        except Refusal as refusal:
+            if "fault" not in refusal.problem:
+                raise
+            import msgspec  # noqa: PLC0415 - needed only now
+
+            from everdeck.faults import Fault, error_of  # noqa: PLC0415 - as above
+
+            raise error_of(msgspec.convert(refusal.problem["fault"], Fault)) from None
+
+    def _connected(self) -> HTTPConnection:
+        if self._url is None or self._connection is not None:
+            return super()._connected()
+        kind = HTTPSConnection if self._url.scheme == "https" else HTTPConnection
+        self._connection = kind(self._url.hostname or "", self._url.port, timeout=self._timeout_seconds)
+        try:
+            self._connection.connect()
+        except OSError as error:
+            self._connection = None
+            raise NoOwner(f"nobody answers at {self._url.geturl()}: {error}") from error
         return self._connection
 
 

@@ -380,8 +380,8 @@ def test_an_empty_place_is_an_empty_deck(alone: Person) -> None:
     assert not alone.state.exists()
 
 
-def test_an_owner_that_serves_no_socket_is_told_apart(alone: Person) -> None:
-    """A program that uses the library owns the deck: looking works and says supervised, acting says who it is."""
+def test_a_deck_inside_a_program_is_reached_like_a_daemons(alone: Person) -> None:
+    """A program that uses the library owns the deck and serves the verbs; what only a daemon has says who it is."""
     program = (
         "import sys\nfrom everdeck import Deck\n"
         "with Deck(sys.argv[1]) as deck:\n"
@@ -394,7 +394,10 @@ def test_an_owner_that_serves_no_socket_is_told_apart(alone: Person) -> None:
         assert owner.stdout.readline() == "ready\n"
         seen = alone.seen()
         assert (seen["supervised"], seen["owner_pid"]) == (True, owner.pid)
-        assert f"owned by pid {owner.pid}" in alone.types("stop", "alice", expect=1).stderr
+        assert alone.types("restart", "alice").stdout.startswith("alice running")
+        assert json.loads(alone.types("events", "--json").stdout.splitlines()[-1])["kind"] == "restarted"
+        assert f"owned by pid {owner.pid}" in alone.types("reload", expect=1).stderr
+        assert alone.types("rm", "alice").stdout == "alice removed\n"
     finally:
         owner.communicate()
     assert owner.returncode == 0

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from everdeck.errors import AccessDenied, ClientError, DeckClosed, NoOwner, Toke
 from everdeck.faults import classes
 from everdeck.remote import RemoteDeck
 from everdeck.server.problems import status_of
-from support.cli_daemon import PATIENCE_SECONDS, until
+from support.cli_daemon import EVERDECK, PATIENCE_SECONDS, Person, until
 from support.web_served import Served, served_at
 
 COUNTING = ["sh", "-c", "n=0; while [ -e go ]; do n=$((n+1)); echo $n; sleep 0.02; done; sleep 1000"]
@@ -206,6 +207,38 @@ def test_a_batch_goes_on_though_its_caller_leaves(served: Served) -> None:
                 await deck.remove(name)
 
     asyncio.run(scenario())
+
+
+def test_the_command_line_takes_a_url_for_a_directory(served: Served, tmp_path: Path) -> None:
+    """With the token of $EVERDECK_TOKEN; verbs that need files of this machine say so; exit codes are the same."""
+    afar = Person(tmp_path / "nothing", EVERDECK_STATE=served.base, EVERDECK_TOKEN=served.token)
+
+    def types(*words: str, expect: int = 0) -> str:
+        command = [str(EVERDECK), *words]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=afar.env, cwd=tmp_path, timeout=60, check=False
+        )
+        assert done.returncode == expect, done.stderr
+        return done.stdout + done.stderr
+
+    assert types("start", "alice", "--grace", "0", "--", "sh", "-c", "echo hello; sleep 1000").startswith(
+        "alice running"
+    )
+    seen = json.loads(types("ps", "--json"))
+    assert (seen["supervised"], [worker["name"] for worker in seen["workers"]]) == (True, ["alice"])
+    until(lambda: "hello" in types("logs", "alice"))
+    assert "sh -c" in types("inspect", "alice")
+    assert "started" in types("events")
+    assert "did you mean 'alice'" in types("stop", "alcie", expect=1)
+    file = tmp_path / "everdeck.toml"
+    file.write_text('[worker.bob]\ncommand = ["sleep", "1000"]\n')
+    assert "+ bob" in types("apply", str(file))
+    assert types("rm", "alice", "bob", "--yes") == "alice removed\nbob removed\n"
+    assert "needs a directory" in types("doctor", expect=2)
+    afar.env["EVERDECK_TOKEN"] = "x" * 43
+    assert "not known" in types("ps", expect=1)
+    afar.env["EVERDECK_STATE"] = "http://127.0.0.1:1"
+    assert "nobody answers" in types("ps", expect=3)
 
 
 def test_every_error_of_the_tree_has_a_status_of_its_own_choice() -> None:

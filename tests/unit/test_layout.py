@@ -7,6 +7,7 @@ the worker that imports it. Each test asks a fresh interpreter for its ``sys.mod
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +51,17 @@ def test_the_lower_layers_load_no_event_loop_and_no_database(module: str) -> Non
 def test_every_public_name_can_be_loaded() -> None:
     """Each name in ``everdeck.__all__`` is there when it is asked for."""
     loaded_by("import everdeck\nfor name in everdeck.__all__: getattr(everdeck, name)")
+
+
+def test_the_command_line_knows_no_address_of_the_api() -> None:
+    """It speaks the typed verbs; what only a daemon has is asked by everdeck.client."""
+    sources = (Path(__file__).parents[2] / "src" / "everdeck" / "cli").glob("*.py")
+
+    assert not [source.name for source in sources if "/api/v1" in source.read_text()]
+
+
+def test_ps_loads_no_event_loop_and_no_http() -> None:
+    """It is typed all day."""
+    loaded = loaded_by("import everdeck.cli.ps")
+
+    assert not packages(loaded) & {"asyncio", "http", "httpx", "sqlite3", "rich", "typer"}

@@ -75,6 +75,25 @@ ALIASES: Final[dict[str, str]] = {
 }
 # Never suggested: a person who mistyped something else may well press Enter on the suggestion.
 _DESTROYING: Final = frozenset({"rm", "stop", "down"})
+# Verbs that need nothing of this machine, so that the deck may be a daemon's at a URL.
+_ANYWHERE: Final = frozenset(
+    {
+        "ps",
+        "start",
+        "stop",
+        "restart",
+        "reset",
+        "rm",
+        "adopt",
+        "logs",
+        "events",
+        "inspect",
+        "members",
+        "apply",
+        "reload",
+    }
+)
+SCHEMES: Final = ("http://", "https://", "kubernetes:")
 _WITHOUT_A_DECK: Final = frozenset({"demo", "sweep", "export", "feed", "schema", "completion", "complete"})
 _HIDDEN: Final[dict[str, Entry]] = {
     "complete": Entry("completion", "", ""),
@@ -150,6 +169,8 @@ def _run(name: str, arguments: list[str], state: str | None) -> int:
     if entry is None:
         return _unknown(name)
     options = _parsed(name, arguments, state)
+    if options.where.startswith(SCHEMES) and name not in _ANYWHERE | _WITHOUT_A_DECK:
+        return _misused(f"`everdeck {name}` needs a directory of this machine, not {options.where}")
     from everdeck.errors import EverdeckError
 
     function = getattr(_module(entry), name)
@@ -159,7 +180,7 @@ def _run(name: str, arguments: list[str], state: str | None) -> int:
                 os.scandir(options.state).close()
         code: int = function(options)
     except EverdeckError as error:
-        return _told(error, options.state)
+        return _told(error, options.state, elsewhere=options.where.startswith(SCHEMES))
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -182,7 +203,9 @@ def parser_of(name: str) -> "ArgumentParser":
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--state", metavar="DIR", help="the deck's directory (default: $EVERDECK_STATE, else ./.everdeck)"
+        "--state",
+        metavar="DIR",
+        help="the deck's directory, or a daemon's URL (default: $EVERDECK_STATE, else ./.everdeck)",
     )
     getattr(module, f"{name}_options")(parser)
     return parser
@@ -215,7 +238,8 @@ def _parsed(name: str, arguments: list[str], state: str | None) -> "Namespace":
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     options.verb = name
     options.command_line = command
-    options.state = Path(options.state or state or os.environ.get("EVERDECK_STATE") or ".everdeck")
+    options.where = options.state or state or os.environ.get("EVERDECK_STATE") or ".everdeck"
+    options.state = Path(options.where)
     return options
 
 
@@ -225,16 +249,21 @@ def _module(entry: Entry) -> object:
     return import_module(f"everdeck.cli.{entry.module}")
 
 
-def _told(error: Exception, state: "Path") -> int:
+def _told(error: Exception, state: "Path", *, elsewhere: bool) -> int:
     """Say what went wrong, and choose the exit code."""
     from everdeck.errors import NoOwner, OwnerRefused, SpecError
 
+    if isinstance(error, NoOwner) and elsewhere:
+        print(f"everdeck: {error}", file=sys.stderr)
+        return NO_OWNER
     if isinstance(error, NoOwner):
         from shlex import quote
 
         if (owner := _owner_without_a_socket(state)) is not None:
             print(
-                f"everdeck: {state} is owned by {owner}, which serves no socket: act from that program", file=sys.stderr
+                f"everdeck: {state} is owned by {owner}, which does not serve this: "
+                f"`everdeck up` beside it does, or act from that program",
+                file=sys.stderr,
             )
             return FAILED
         print(f"everdeck: {error}\nStart it with: everdeck up --detach --state {quote(str(state))}", file=sys.stderr)

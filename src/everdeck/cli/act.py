@@ -1,22 +1,21 @@
 """``everdeck stop | restart | reset | rm``: one verb for one worker, several, or all."""
 
+import contextlib
 import sys
-import threading
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from typing import Any
 
-from everdeck.cli import DONE, FAILED, USED_WRONGLY, output
-from everdeck.client import Client, Refusal
-from everdeck.errors import ClientError, EverdeckError
+import msgspec
 
-_DONE_KINDS = {
-    "stop": {"stopped", "exited"},
-    "restart": {"restarted", "started"},
-    "reset": {"reset"},
-    "remove": {"stopped"},
-}
+from everdeck.cli import DONE, FAILED, USED_WRONGLY
+from everdeck.cli.reach import Reached, reached
+from everdeck.errors import EverdeckError, NameRefused, UnknownWorker
+from everdeck.model import WorkerStatus, worker_name
+
 _PAST = {"stop": "stopped", "restart": "restarted", "reset": "reset", "remove": "removed"}
 MANY = 20
+AT_ONCE = 16
 
 
 def stop_options(parser: ArgumentParser) -> None:
@@ -68,18 +67,21 @@ def rm(options: Namespace) -> int:
     return _act(options, "remove")
 
 
-def on_one(client: Client, verb: str, name: str) -> dict[str, Any]:
+def on_one(deck: Reached, verb: str, name: str) -> dict[str, Any]:
     """Act on one worker; an unknown name is answered with the ones that are near."""
-    from urllib.parse import quote
-
-    path = f"/api/v1/workers/{quote(name, safe='')}"
     try:
         if verb == "remove":
-            client.request("DELETE", path)
+            deck.remove(worker_name(name))
             return {"name": name, "state": "removed"}
-        status: dict[str, Any] = client.document("POST", f"{path}/{verb}")
-    except Refusal as refusal:
-        raise with_suggestions(client, refusal, name) from None
+        act: dict[str, Callable[[str], WorkerStatus]] = {
+            "start": deck.start,
+            "stop": deck.stop,
+            "restart": deck.restart,
+            "reset": deck.reset,
+        }
+        status: dict[str, Any] = msgspec.to_builtins(act[verb](worker_name(name)))
+    except UnknownWorker as unknown:
+        raise with_suggestions(deck, unknown) from None
     return status
 
 
@@ -94,59 +96,66 @@ def _act(options: Namespace, verb: str) -> int:
     if bool(options.names) == options.all:
         print(f"everdeck {options.verb}: say which workers, or --all", file=sys.stderr)
         return USED_WRONGLY
-    with Client(options.state) as client:
+    with reached(options) as deck:
         if len(options.names) == 1:
-            status = on_one(client, verb, options.names[0])
+            status = on_one(deck, verb, options.names[0])
             result = {"name": options.names[0], "ok": True, "status": None if verb == "remove" else status}
-            return _report([result], verb, options, client)
-        names = options.names or [worker["name"] for worker in client.document("GET", "/api/v1/workers")["workers"]]
-        results = _with_progress(options, client, verb, names)
-        return _report(results, verb, options, client)
+            return _report([result], verb, options)
+        names = list(dict.fromkeys(options.names)) or [status.name for status in deck.list()]
+        results = _with_progress(options, deck, verb, names)
+        return _report(results, verb, options)
 
 
-def _with_progress(options: Namespace, client: Client, verb: str, names: list[str]) -> list[dict[str, Any]]:
+def _with_progress(options: Namespace, deck: Reached, verb: str, names: list[str]) -> list[dict[str, Any]]:
     if not (sys.stderr.isatty() and len(names) > 1):
-        return _bulk(client, verb, names)
+        return _on_many(options, deck, verb, names, lambda: None)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    after = client.document("GET", "/api/v1/deck")["last_event_id"]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(f"{verb} …", total=len(names))
-
-        def advance(done: int) -> None:
-            progress.update(task, completed=done)
-
-        watcher = threading.Thread(target=_watch, args=(options, after, verb, set(names), advance), daemon=True)
-        watcher.start()
-        results = _bulk(client, verb, names)
-        progress.update(task, completed=len(names))
-    return results
+        return _on_many(options, deck, verb, names, lambda: progress.advance(task))
 
 
-def _watch(options: Namespace, after: int, verb: str, names: set[str], advance: Any) -> None:
-    """Count workers as their events say that they are done; only for the display, so its end is nobody's business."""
-    import json
+def _on_many(
+    options: Namespace, deck: Reached, verb: str, names: list[str], advance: Callable[[], object]
+) -> list[dict[str, Any]]:
+    """What became of each, in order; one that fails does not keep the others from theirs."""
+    if verb in {"stop", "remove"}:
+        known = {status.name for status in deck.list()}
+        # All trees end in one pass; each is asked for again below, which then costs nothing or tells why.
+        with contextlib.suppress(EverdeckError):
+            deck.stop_many([name for name in names if name in known], lambda _status: advance())
+        return [_result(deck, verb, name) for name in names]
+    from concurrent.futures import ThreadPoolExecutor
 
-    done: set[str] = set()
+    def one(name: str) -> dict[str, Any]:
+        with reached(options) as own:
+            result = _result(own, verb, name)
+        advance()
+        return result
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(one, names))
+
+
+def _result(deck: Reached, verb: str, name: str) -> dict[str, Any]:
     try:
-        with Client(options.state) as client:
-            for raw in client.follow_events(after=after):
-                event = json.loads(raw)
-                if event["worker"] in names and event["kind"] in _DONE_KINDS[verb]:
-                    done.add(event["worker"])
-                    advance(len(done))
-    except ClientError:
-        return
+        status = on_one(deck, verb, name)
+    except (EverdeckError, NameRefused) as error:
+        return {"name": name, "ok": False, "problem": {"detail": str(error), **_told(error)}}
+    return {"name": name, "ok": True, "status": None if verb == "remove" else status}
 
 
-def _bulk(client: Client, verb: str, names: list[str]) -> list[dict[str, Any]]:
-    answer: dict[str, list[dict[str, Any]]] = client.document("POST", "/api/v1/bulk", {"verb": verb, "names": names})
-    return answer["results"]
+def _told(error: EverdeckError) -> dict[str, Any]:
+    from everdeck.faults import fault_of
+
+    told: dict[str, Any] = msgspec.to_builtins(fault_of(error))
+    return told
 
 
-def _report(results: list[dict[str, Any]], verb: str, options: Namespace, client: Client) -> int:
+def _report(results: list[dict[str, Any]], verb: str, options: Namespace) -> int:
     failed = [result for result in results if not result["ok"]]
     if options.json:
         import json
@@ -161,10 +170,7 @@ def _report(results: list[dict[str, Any]], verb: str, options: Namespace, client
     else:
         print(f"{len(done)} {_PAST[verb]}")
     for result in failed:
-        detail = result["problem"]["detail"]
-        if result["problem"]["status"] == 404 and "did you mean" not in detail:  # noqa: PLR2004 - HTTP's "not found"
-            detail += output.suggestions(result["name"], _names(client))
-        print(f"everdeck: {detail}", file=sys.stderr)
+        print(f"everdeck: {result['problem']['detail']}", file=sys.stderr)
     if not results:
         print("no workers")
     return FAILED if failed else DONE
@@ -174,13 +180,11 @@ def _pid(status: dict[str, Any] | None) -> str:
     return f" (pid {status['pid']})" if status and status["pid"] else ""
 
 
-def with_suggestions(client: Client, refusal: Refusal, name: str) -> EverdeckError:
-    """The same refusal, with the names that are near if it says that there is no such worker."""
-    if refusal.kind != "unknown-worker" or "did you mean" in str(refusal):
-        return refusal
-    detail = f"{refusal}{output.suggestions(name, _names(client))}"
-    return Refusal({**refusal.problem, "detail": detail})
+def with_suggestions(deck: Reached, unknown: UnknownWorker) -> UnknownWorker:
+    """The same error, with the names that are near."""
+    if unknown.suggestions:
+        return unknown
+    from difflib import get_close_matches
 
-
-def _names(client: Client) -> list[str]:
-    return [worker["name"] for worker in client.document("GET", "/api/v1/workers")["workers"]]
+    names = [status.name for status in deck.list()]
+    return UnknownWorker(unknown.worker, tuple(get_close_matches(unknown.worker, names, n=3, cutoff=0.6)))

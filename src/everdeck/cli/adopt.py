@@ -3,8 +3,11 @@
 import sys
 from argparse import ArgumentParser, Namespace
 
+import msgspec
+
 from everdeck.cli import DONE, USED_WRONGLY
-from everdeck.client import Client
+from everdeck.cli.reach import reached
+from everdeck.model import worker_name
 
 
 def adopt_options(parser: ArgumentParser) -> None:
@@ -35,11 +38,8 @@ def adopt(options: Namespace) -> int:
     for text in options.env:
         key, equals, value = text.partition("=")
         env[key] = value if equals else _environment_of(options.pid).get(key, "")
-    with Client(options.state) as client:
-        body = {"pid": options.pid, "env": env}
-        from urllib.parse import quote
-
-        status = client.document("POST", f"/api/v1/workers/{quote(options.name, safe='')}/adopt", body)
+    with reached(options) as deck:
+        status = msgspec.to_builtins(deck.adopt(worker_name(options.name), options.pid, {"env": env} if env else {}))
     if options.json:
         import json
 

@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from everdeck.cli import DONE, FAILED, output
-from everdeck.client import Client
+from everdeck.client import Daemon
 
 _SIGNS = {"add": ("+", "32"), "change": ("~", "33"), "remove": ("-", "31")}
 
@@ -41,12 +41,12 @@ def apply(options: Namespace) -> int:
         "file": config.path,
         "dry_run": True,
     }
-    with Client(options.state) as client:
-        applied = client.document("POST", "/api/v1/apply", body)
+    with Daemon.of(options) as daemon:
+        applied = daemon.apply(body)
         if not options.json:
             _print_plan(applied)
         if not options.dry_run:
-            applied = client.document("POST", "/api/v1/apply", {**body, "dry_run": False})
+            applied = daemon.apply({**body, "dry_run": False})
     if options.json:
         import json
 

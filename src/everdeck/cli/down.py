@@ -5,7 +5,9 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from everdeck.cli import DONE, FAILED
-from everdeck.client import Client
+from everdeck.cli.reach import reached
+from everdeck.client import Daemon
+from everdeck.errors import EverdeckError
 
 LEAVE_SECONDS = 60.0
 
@@ -28,29 +30,30 @@ def down(options: Namespace) -> int:
     from everdeck.errors import ProcessGone
     from everdeck.kernel import identity as ids
 
-    with Client(options.state) as client:
-        owner = client.document("GET", "/api/v1/deck")["owner_pid"]
+    with Daemon.of(options) as daemon:
+        owner = daemon.deck()["owner_pid"]
         try:
             pidfd = ids.open_pidfd(owner)
         except ProcessGone:
             return DONE
         try:
-            if options.workers and not _all_stopped(client):
+            if options.workers and not _all_stopped(options):
                 return FAILED
-            left = client.document("POST", "/api/v1/down")["left_running"]
+            left = daemon.leave()["left_running"]
             return _gone(pidfd, owner, left)
         finally:
             os.close(pidfd)
 
 
-def _all_stopped(client: Client) -> bool:
-    results = client.document("POST", "/api/v1/bulk", {"verb": "stop", "names": "all"})["results"]
-    failed = [result for result in results if not result["ok"]]
-    for result in failed:
-        print(f"everdeck: {result['problem']['detail']}", file=sys.stderr)
-    if failed:
-        print("everdeck: the daemon was left running, so that these can be looked at", file=sys.stderr)
-    return not failed
+def _all_stopped(options: Namespace) -> bool:
+    try:
+        with reached(options) as deck:
+            deck.stop_many([status.name for status in deck.list()], lambda _status: None)
+    except EverdeckError as error:
+        print(f"everdeck: {error}", file=sys.stderr)
+        print("everdeck: the daemon was left running, so that this can be looked at", file=sys.stderr)
+        return False
+    return True
 
 
 def _gone(pidfd: int, owner: int, left: int) -> int:

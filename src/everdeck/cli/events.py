@@ -5,9 +5,11 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
+import msgspec
+
 from everdeck import wording
 from everdeck.cli import DONE, FAILED, USED_WRONGLY, output
-from everdeck.client import Client
+from everdeck.cli.reach import is_elsewhere, reached
 from everdeck.errors import ClientError, NoOwner
 from everdeck.model import EventKind
 
@@ -60,8 +62,8 @@ def _is_known(options: Namespace) -> bool:
     from everdeck.model import worker_name
 
     name = worker_name(options.worker)
-    known = [worker["name"] for worker in look(options.state)["workers"]]
-    if name in known or peek_events(options.state, limit=1, worker=name):
+    known = [worker["name"] for worker in look(options)["workers"]]
+    if name in known or (not is_elsewhere(options.where) and peek_events(options.state, limit=1, worker=name)):
         return True
     output.note(f"everdeck: no worker {name!r} in this deck{output.suggestions(name, known)}")
     return False
@@ -72,13 +74,13 @@ def _print_past(options: Namespace) -> int:
     last = options.after or 0
     found: list[dict[str, Any]] = []
     try:
-        with Client(options.state, patience_seconds=0) as client:
-            while batch := client.document("GET", "/api/v1/events", after=last, limit=5000, worker=options.worker):
-                last = batch[-1]["id"]
-                found += batch
+        with reached(options, patience_seconds=0) as deck:
+            while batch := deck.events(last, 5000, options.worker):
+                last = batch[-1].id
+                found += msgspec.to_builtins(batch)
     except NoOwner:
-        import msgspec
-
+        if is_elsewhere(options.where):
+            raise
         from everdeck.deck.peek import peek_events
 
         output.note("not supervised: no owner is running; these are the events recorded so far")
@@ -102,13 +104,12 @@ def _print_future(options: Namespace, last: int) -> None:
     lost = False
     while True:
         try:
-            with Client(options.state) as client:
-                query = {"worker": options.worker} if options.worker else {}
-                for raw in client.follow_events(after=last, **query):
-                    event = json.loads(raw)
-                    last, lost = event["id"], False
-                    if _is_wanted(event, options):
-                        _print(event, as_json=options.json)
+            with reached(options) as deck:
+                for event in deck.follow(last):
+                    last, lost = event.id, False
+                    told = msgspec.to_builtins(event)
+                    if _is_wanted(told, options) and options.worker in (None, event.worker):
+                        _print(told, as_json=options.json)
                     sys.stdout.flush()
         except ClientError:
             if not lost:

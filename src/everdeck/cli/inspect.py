@@ -4,16 +4,26 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
-from urllib.parse import quote
+
+import msgspec
 
 from everdeck import wording
 from everdeck.cli import DONE, output
 from everdeck.cli.act import with_suggestions
-from everdeck.client import Client, Refusal
+from everdeck.cli.reach import is_elsewhere, reached
+from everdeck.errors import UnknownWorker
+from everdeck.model import EventKind, worker_name
 from everdeck.statedir import StateDir
 
 MOST_ENDS = 10
-_ENDS = "crashed,exited,stopped,failed,unhealthy,killed"
+_ENDS = {
+    EventKind.CRASHED,
+    EventKind.EXITED,
+    EventKind.STOPPED,
+    EventKind.FAILED,
+    EventKind.UNHEALTHY,
+    EventKind.KILLED,
+}
 
 
 def inspect_options(parser: ArgumentParser) -> None:
@@ -27,18 +37,21 @@ def inspect(options: Namespace) -> int:
     """Everything about one worker: what it runs and where, its health and the last reason, how it ended before, what
     contains it, its processes and its files. Values of variables and secrets are never shown, only their names.
     """
-    name = options.name
-    path = f"/api/v1/workers/{quote(name, safe='')}"
-    with Client(options.state) as client:
+    name = worker_name(options.name)
+    with reached(options) as deck:
         try:
-            found = client.document("GET", f"{path}/detail")
-        except Refusal as refusal:
-            raise with_suggestions(client, refusal, name) from None
-        found["ends"] = client.document("GET", "/api/v1/events", worker=name, kind=_ENDS, last=MOST_ENDS)
-        state = client.document("GET", "/api/v1/deck")["state_dir"]
-    place = StateDir.at(state).worker(name)
-    found["paths"] = {part: str(getattr(place, part)) for part in ("path", "log", "data", "secrets", "lock")}
-    found["spec"]["cwd"] = found["spec"]["cwd"] or found["paths"]["data"]
+            found: dict[str, Any] = msgspec.to_builtins(deck.inspect(name))
+        except UnknownWorker as unknown:
+            raise with_suggestions(deck, unknown) from None
+        ends = [event for event in deck.events(0, sys.maxsize, name) if event.kind in _ENDS]
+        found["ends"] = msgspec.to_builtins(ends[-MOST_ENDS:])
+    spec = found["spec"]
+    spec["env_keys"], spec["secret_names"] = sorted(spec.pop("env")), sorted(spec.pop("secrets"))
+    found["paths"] = {}
+    if not is_elsewhere(options.where):
+        place = StateDir.at(options.state.absolute()).worker(name)
+        found["paths"] = {part: str(getattr(place, part)) for part in ("path", "log", "data", "secrets", "lock")}
+    spec["cwd"] = spec["cwd"] or found["paths"].get("data") or "its data/"
     if options.json:
         json.dump(found, sys.stdout)
         print()
@@ -101,7 +114,7 @@ def _sections(found: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
         ("What it cannot do", held),
         ("Its processes", tree or [("none", "")]),
         ("How it ended before, newest first", ends or [("never", "")]),
-        ("Its files", list(found["paths"].items())),
+        ("Its files", list(found["paths"].items()) or [("on the daemon's machine", "")]),
     ]
 
 

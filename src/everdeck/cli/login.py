@@ -4,7 +4,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from everdeck.cli import DONE, FAILED
-from everdeck.client import Client
+from everdeck.client import Daemon
 
 
 def login_options(parser: ArgumentParser) -> None:
@@ -22,8 +22,8 @@ def login(options: Namespace) -> int:
     """Print the link that opens the page and logs you in, as `everdeck up` shows it once."""
     from everdeck.statedir import StateDir
 
-    with Client(options.state) as client:
-        page = client.document("GET", "/api/v1/deck")["page"]
+    with Daemon.of(options) as daemon:
+        page = daemon.deck()["page"]
     if page is None:
         print("everdeck: this daemon serves no page; start it without --no-http", file=sys.stderr)
         return FAILED

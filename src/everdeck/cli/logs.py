@@ -3,9 +3,9 @@
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from everdeck.cli import DONE, FAILED, USED_WRONGLY, output
+from everdeck.cli.reach import is_elsewhere, reached
 from everdeck.model import worker_name
 from everdeck.statedir import StateDir
 
@@ -32,6 +32,8 @@ def logs_options(parser: ArgumentParser) -> None:
 
 def logs(options: Namespace) -> int:
     """What workers print: the last lines, lines since a moment, or as they come."""
+    if is_elsewhere(options.where):
+        return _from_elsewhere(options)
     places = StateDir(options.state)
     folder = places.workers
     known = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()) if folder.is_dir() else []
@@ -43,7 +45,7 @@ def logs(options: Namespace) -> int:
         if name not in known:
             output.note(f"everdeck: no worker {name!r} in this deck{output.suggestions(name, known)}")
             return FAILED
-    if not _supervised(options.state):
+    if not _supervised(options):
         output.note("not supervised: no owner is running; this is what was written so far")
     from everdeck.logs import reader as logreader
     from everdeck.logs import show as logshow
@@ -67,14 +69,34 @@ def logs(options: Namespace) -> int:
     return DONE
 
 
-def _supervised(state: Path) -> bool:
+def _from_elsewhere(options: Namespace) -> int:
+    """The log of one worker on another machine, by the verbs of its daemon."""
+    from everdeck.logs import reader as logreader
+
+    if options.all or len(options.names) != 1 or options.times or options.json:
+        print("everdeck logs: of a deck elsewhere, one worker at a time, without --times and --json", file=sys.stderr)
+        return USED_WRONGLY
+    name = worker_name(options.names[0])
+    since = logreader.moment(options.since) if options.since else None
+    until = logreader.moment(options.until) if options.until else None
+    lines = options.lines if options.lines is not None else None if since or until else 20
+    with reached(options) as deck:
+        if options.follow:
+            for line in deck.follow_logs(name, lines or 0, options.grep):
+                print(line, flush=True)
+            return DONE
+        for line in deck.logs(name, lines, since=since, until=until, grep=options.grep):
+            print(line)
+    return DONE
+
+
+def _supervised(options: Namespace) -> bool:
     """Whether somebody listens on the deck's socket; nothing is asked."""
-    from everdeck.client import Client
     from everdeck.errors import ClientError
 
     try:
-        with Client(state, patience_seconds=0) as client:
-            client.connect()
+        with reached(options, patience_seconds=0) as deck:
+            deck.owner_pid()
     except ClientError:
         return False
     return True

@@ -6,8 +6,7 @@ from argparse import ArgumentParser, Namespace
 import msgspec
 
 from everdeck.cli import DONE
-from everdeck.wire.client import WireClient
-from everdeck.wire.requests import Members
+from everdeck.cli.reach import reached
 
 # A hung owner must not hang a verb that only looks.
 ANSWER_SECONDS = 10.0
@@ -24,8 +23,8 @@ def members(options: Namespace) -> int:
 
     Any of them may own the deck tomorrow: when the owner ends, a member takes over.
     """
-    with WireClient(options.state, timeout_seconds=ANSWER_SECONDS) as owner:
-        found = owner.ask(Members())
+    with reached(options, timeout_seconds=ANSWER_SECONDS) as deck:
+        found = deck.members()
     if options.json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
         return DONE

@@ -6,12 +6,13 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from datetime import datetime
-from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from everdeck import wording
 from everdeck.cli import DONE, FAILED, output
-from everdeck.client import Client
+from everdeck.cli.reach import is_elsewhere, reached
 from everdeck.errors import ClientError, NoOwner
 from everdeck.model import worker_name
 
@@ -44,7 +45,7 @@ def ps(options: Namespace) -> int:
     Being up and being supervised are two facts: with no owner running, the workers are shown as the registry and
     the kernel know them, and a last line says that nobody would restart them.
     """
-    shown = look(options.state)
+    shown = look(options)
     if unknown := _unknown(options.names, [worker["name"] for worker in shown["workers"]]):
         print(unknown, file=sys.stderr)
         return FAILED
@@ -60,21 +61,22 @@ def ps(options: Namespace) -> int:
     return DONE
 
 
-def look(state: Path) -> dict[str, Any]:
+def look(options: Namespace) -> dict[str, Any]:
     """The deck as its owner sees it or, without one, as the registry and the kernel do."""
     try:
-        with Client(state, timeout_seconds=ANSWER_SECONDS, patience_seconds=0) as client:
-            page = client.document("GET", "/api/v1/workers")
+        with reached(options, timeout_seconds=ANSWER_SECONDS, patience_seconds=0) as deck:
+            workers = deck.list()
+            return {"supervised": True, "owner_pid": deck.owner_pid(), "workers": msgspec.to_builtins(workers)}
     except ClientError as error:
-        import msgspec
-
+        if is_elsewhere(options.where):
+            raise
         if not isinstance(error, NoOwner):
             output.note(f"everdeck: {error}; this is what the registry and the kernel know")
 
         from everdeck.deck.peek import peek
 
-        page = msgspec.to_builtins(peek(state))
-    return {key: page[key] for key in ("supervised", "owner_pid", "workers")}
+        shown: dict[str, Any] = msgspec.to_builtins(peek(options.state))
+        return shown
 
 
 def _unknown(names: list[str], known: list[str]) -> str:

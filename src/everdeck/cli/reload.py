@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from everdeck.cli import DONE, FAILED
-from everdeck.client import Client
+from everdeck.client import Daemon
 from everdeck.errors import ClientError
 
 WAIT_SECONDS = 60.0
@@ -22,9 +22,9 @@ def reload(options: Namespace) -> int:
     configuration and the certificates, and writes to the registry. If that fails nothing is replaced and the reason
     is printed.
     """
-    with Client(options.state) as client:
-        before = client.document("GET", "/api/v1/deck")
-        client.document("POST", "/api/v1/reload")
+    with Daemon.of(options) as daemon:
+        before = daemon.deck()
+        daemon.reload()
     after = _back(options, before["started_at"])
     if after is None:
         print("everdeck: the daemon did not come back; look with `everdeck doctor`, start with `everdeck up`")
@@ -42,8 +42,8 @@ def _back(options: Namespace, before: str) -> dict[str, Any] | None:
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
         try:
-            with Client(options.state, timeout_seconds=WAIT_SECONDS) as client:
-                deck: dict[str, Any] = client.document("GET", "/api/v1/deck")
+            with Daemon.of(options, timeout_seconds=WAIT_SECONDS) as daemon:
+                deck = daemon.deck()
                 if deck["started_at"] != before:
                     return deck
         except ClientError:

@@ -5,9 +5,12 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from everdeck.cli import DONE, USED_WRONGLY, output
-from everdeck.client import Client
+from everdeck.cli.reach import is_elsewhere, reached
 from everdeck.errors import SpecError
+from everdeck.model import WorkerSpec, worker_name
 
 # Options whose value is one field of the spec as it is; `--set` reaches every other one.
 FIELDS: Final = {
@@ -96,27 +99,47 @@ def start(options: Namespace) -> int:
     if command == []:
         print("everdeck start: nothing after --", file=sys.stderr)
         return USED_WRONGLY
-    with Client(options.state) as client:
-        if options.template:
-            body = {"name": options.name, "template": options.template, **own}
-            body |= {"command": command} if command else {}
-            status = client.document("POST", "/api/v1/workers", body, replace=int(options.replace))
-        elif command or options.satellite:
+    name = worker_name(options.name)
+    if options.template:
+        from everdeck.client import Daemon
+
+        with Daemon.of(options) as daemon:
+            own |= {"command": command} if command else {}
+            status = daemon.start_from_template(name, options.template, own, replace=options.replace)
+        return _show(options, status)
+    with reached(options) as deck:
+        if command or options.satellite:
             if options.satellite:
                 own["satellite"] = _satellite(options)
             else:
                 own["command"] = command
-            if command:
+            if command and not is_elsewhere(options.where):
                 own.setdefault("cwd", str(Path.cwd()))
-            body = {"name": options.name, "spec": own}
-            status = client.document("POST", "/api/v1/workers", body, replace=int(options.replace))
+            status = msgspec.to_builtins(deck.start(name, _spec(own), replace=options.replace))
         elif own:
             print("everdeck start: options without a command; write it after --", file=sys.stderr)
             return USED_WRONGLY
         else:
             from everdeck.cli.act import on_one
 
-            status = on_one(client, "start", options.name)
+            status = on_one(deck, "start", name)
+    return _show(options, status)
+
+
+def _spec(own: dict[str, Any]) -> WorkerSpec:
+    try:
+        return msgspec.convert(own, WorkerSpec)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, SpecError):
+            raise error.__cause__ from None
+        said, _, where = str(error).removesuffix("`").partition(" - at `$.")
+        given: Any = own
+        for key in where.split("."):
+            given = given.get(key) if isinstance(given, dict) else given
+        raise SpecError(where or "spec", given, said.replace("`", "")) from None
+
+
+def _show(options: Namespace, status: dict[str, Any]) -> int:
     if options.json:
         import json
 

@@ -4,6 +4,7 @@ The letters are those of the page: s start, x stop, r restart, e reset, Delete r
 resets or removes asks first. A module of its own because loading it loads Textual.
 """
 
+from argparse import Namespace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from textual.widgets import DataTable, Footer, Header, Input, Label, RichLog
 from everdeck.cli import output
 from everdeck.cli.act import on_one
 from everdeck.cli.ps import look, note, totals
-from everdeck.client import Client
+from everdeck.cli.reach import reached
 from everdeck.errors import EverdeckError
 from everdeck.logs import reader as logreader
 from everdeck.statedir import StateDir
@@ -58,6 +59,7 @@ class Top(App[None]):
     def __init__(self, state: Path, interval_seconds: float) -> None:
         super().__init__()
         self._state_dir = state
+        self._deck = Namespace(where=str(state), state=state)
         self._interval_seconds = interval_seconds
         self._looking = False
         self._sort = "name"
@@ -87,7 +89,7 @@ class Top(App[None]):
     def look(self) -> None:
         """Read the deck once and show it."""
         try:
-            seen = look(self._state_dir)
+            seen = look(self._deck)
         except EverdeckError as error:
             self.sub_title = str(error)
             return
@@ -194,8 +196,8 @@ class Top(App[None]):
 
     def _act(self, verb: str, name: str) -> None:
         try:
-            with Client(self._state_dir) as client:
-                on_one(client, verb, name)
+            with reached(self._deck) as deck:
+                on_one(deck, verb, name)
         except EverdeckError as error:
             self.call_from_thread(self.notify, str(error), severity="error")
         else:
