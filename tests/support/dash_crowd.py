@@ -16,9 +16,10 @@ from everdeck.deck import AsyncDeck
 from everdeck.model import Cookie, EventKind, State, WorkerName, WorkerSpec
 from everdeck.registry.store import Record, Registry, encoded_spec
 from everdeck.server.app import create_app
-from everdeck.server.auth import Keys, token_of
+from everdeck.server.auth import Door
 from everdeck.server.services import Services
 from everdeck.server.serving import HttpFront
+from everdeck.server.tokens import token_of
 
 EVENTS_PER_SECOND = 50
 CHANGES = (EventKind.STARTED, EventKind.CRASHED, EventKind.RESTARTED, EventKind.STOPPING, EventKind.STOPPED)
@@ -43,7 +44,7 @@ async def serve(state_dir: Path, port: int, count: int) -> None:
     """Serve the deck and let it change while seconds are granted on stdin."""
     async with AsyncDeck(state_dir) as deck:
         token, _ = token_of(deck.state_dir)
-        services = Services(deck, datetime.now(UTC), Keys(token))
+        services = Services(deck, datetime.now(UTC), Door(deck.state_dir))
         front = HttpFront(create_app(services))
         await front.listen_tcp("127.0.0.1", port, None, None)
         try:

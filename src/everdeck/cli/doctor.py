@@ -1,4 +1,4 @@
-"""``everdeck doctor``: what this machine gives, what is wrong on it, and how to mend it."""
+"""``everdeck doctor``: check kernel features, find problems, and offer to mend them."""
 
 import sys
 from argparse import ArgumentParser, Namespace
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from everdeck.cli import DONE, FAILED, output
 
 if TYPE_CHECKING:
-    from everdeck.cli.examination import LockHeld, Report, Suspect
+    from everdeck.cli.examination import LockHeld, Report, Stray
 
 SCREENFUL = 20
 
@@ -93,7 +93,7 @@ def _holders(lock: "LockHeld") -> str:
     return ", ".join(who) or "by a process that cannot be seen from here"
 
 
-def _fix(suspects: "list[Suspect]", here: str) -> int:
+def _fix(suspects: "list[Stray]", here: str) -> int:
     """Offer to end what carries a cookie of this deck and is wanted by no record; returns how many are gone."""
     mended = 0
     for suspect in suspects:
@@ -112,7 +112,7 @@ def _fix(suspects: "list[Suspect]", here: str) -> int:
     return mended
 
 
-def _end(suspect: "Suspect") -> bool:
+def _end(suspect: "Stray") -> bool:
     from everdeck.kernel.containment import Tree
     from everdeck.kernel.escalation import Subject, stop_trees
     from everdeck.model import Cookie

@@ -57,7 +57,7 @@ class LayerVerdict(msgspec.Struct, frozen=True):
     why: str
 
 
-class Suspect(msgspec.Struct, frozen=True):
+class Stray(msgspec.Struct, frozen=True):
     """A process that should perhaps not be."""
 
     pid: int
@@ -89,7 +89,7 @@ class Report(msgspec.Struct, frozen=True):
     limits: list[Limit]
     layers: list[LayerVerdict]
     locks: list[LockHeld]
-    suspects: list[Suspect]
+    suspects: list[Stray]
     problems: list[str]
 
 
@@ -360,7 +360,7 @@ def _open_files(wanted: set[tuple[int, int]]) -> dict[tuple[int, int], list[int]
 # --- who should not be ------------------------------------------------------------------------------------------
 
 
-def _unwanted(state: Path, records: list[Record]) -> Iterator[Suspect]:
+def _unwanted(state: Path, records: list[Record]) -> Iterator[Stray]:
     """Processes that carry a cookie which no record of their deck knows: of this deck, or of any we can read."""
     here = Path.cwd() / state
     decks: dict[Path, list[Record] | None] = {here: records}
@@ -379,7 +379,7 @@ def _unwanted(state: Path, records: list[Record]) -> Iterator[Suspect]:
             if known is None or any(record.cookie == cookie for record in known):
                 continue
             doubled = any(record.name == worker and record.identity is not None for record in known)
-            yield Suspect(
+            yield Stray(
                 pid,
                 "duplicate" if doubled else "orphan",
                 ids.command_line(pid)[:200],
@@ -402,7 +402,7 @@ def _records_elsewhere(deck: Path) -> list[Record] | None:
     return None if problems else records
 
 
-def _likenesses() -> Iterator[Suspect]:
+def _likenesses() -> Iterator[Stray]:
     """Processes that are nobody's and look like several copies of one program."""
     same_command: dict[str, list[int]] = defaultdict(list)
     same_secret: dict[tuple[str, bytes], list[int]] = defaultdict(list)
@@ -420,10 +420,10 @@ def _likenesses() -> Iterator[Suspect]:
         command, _, place_text = alike.partition("\0")
         for pid, count in _suspicious(pids):
             told.add(pid)
-            yield Suspect(pid, "likeness", command[:200], f"one of {count} alike in {place_text}")
+            yield Stray(pid, "likeness", command[:200], f"one of {count} alike in {place_text}")
     for (name, _), pids in same_secret.items():
         for pid, count in _suspicious([pid for pid in pids if pid not in told]):
-            yield Suspect(pid, "likeness", ids.command_line(pid)[:200], f"one of {count} with the same {name}")
+            yield Stray(pid, "likeness", ids.command_line(pid)[:200], f"one of {count} with the same {name}")
 
 
 def _programs_of_nobody() -> Iterator[tuple[int, str, dict[bytes, bytes]]]:

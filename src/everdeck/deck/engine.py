@@ -122,7 +122,7 @@ class Engine:
             raise LimitUnavailable(
                 f"limits.{field}",
                 getattr(spec.limits, field),
-                "nothing on this machine: there is no writable cgroup v2 directory; run as root or delegate one",
+                "no such limit here: there is no writable cgroup v2 directory; run as root, or delegate one",
             )
         probe = self.cgroup_home / f"probe-{secrets.token_hex(8)}"
         containment.make_cgroup(probe)

@@ -44,10 +44,10 @@ class Gatherer:
     def __init__(self, on_gathered: Callable[[list[Gathered]], None], loop: asyncio.AbstractEventLoop) -> None:
         self._on_gathered = on_gathered
         self._loop = loop
-        self._waiting: list[Order] = []
+        self._waiting: list[Task] = []
         self._timer: asyncio.TimerHandle | None = None
         self._first_at = 0.0
-        self._batches: queue.SimpleQueue[list[Order] | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[list[Task] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def gather(self, tree: Tree, cgroup: Path) -> None:
@@ -69,7 +69,7 @@ class Gatherer:
         if home is not None:
             containment.remove_cgroups(home)
 
-    def _order(self, order: "Order") -> None:
+    def _order(self, order: "Task") -> None:
         now = self._loop.time()
         if self._timer is None:
             self._first_at = now
@@ -110,4 +110,4 @@ class Gatherer:
             self._loop.call_soon_threadsafe(self._on_gathered, done)
 
 
-Order: TypeAlias = tuple[Tree, Path] | Path
+Task: TypeAlias = tuple[Tree, Path] | Path

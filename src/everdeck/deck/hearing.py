@@ -58,7 +58,7 @@ class Hearing:
         name = self._speaker(said)
         worker = None if name is None else self._parts.workers.get(name)
         if worker is None:
-            _log.info("pid %d spoke to the notify socket and is of no worker", said.pid)
+            _log.info("notification from pid %d ignored: not part of any worker", said.pid)
         elif worker.record.spec.health is not None:
             self._parts.health.notified(worker.name, said.fields)
         else:

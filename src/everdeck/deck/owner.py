@@ -45,7 +45,7 @@ from everdeck.deck.home import DeckHome, Inherited
 from everdeck.deck.observe import layers_of, status_of
 from everdeck.deck.parts import Parts
 from everdeck.deck.recovery import Recovery
-from everdeck.deck.starting import Order, Starting
+from everdeck.deck.starting import Launch, Starting
 from everdeck.deck.watch import DeathWatch
 from everdeck.deck.worker import Worker
 from everdeck.errors import (
@@ -381,7 +381,7 @@ class Owner:
                 group = {}
             if self._starts_at_once(name):
                 group[name] = spec
-            else:  # nobody waits for it who does not have to
+            else:  # started separately so that it does not delay the others
                 slow.append(name)
         if group:
             await start(group)
@@ -703,7 +703,7 @@ class Owner:
 
     async def _made_ready(
         self, wanted: Mapping[WorkerName, WorkerSpec | None], new: builtins.list[Worker], *, may_replace: bool
-    ) -> tuple[dict[WorkerName, WorkerStatus | BaseException], builtins.list[Order]]:
+    ) -> tuple[dict[WorkerName, WorkerStatus | BaseException], builtins.list[Launch]]:
         """Answers for those that need no start or can have none, orders for the others; who is replaced is stopped."""
         parts = self._parts()
         answers: dict[WorkerName, WorkerStatus | BaseException] = {}
@@ -744,7 +744,7 @@ class Owner:
 
     def _order(
         self, name: WorkerName, spec: WorkerSpec | None, changed: tuple[str, ...], new: builtins.list[Worker]
-    ) -> Order:
+    ) -> Launch:
         parts = self._parts()
         worker = parts.workers.get(name)
         if worker is None:
@@ -757,10 +757,10 @@ class Owner:
             parts.engine.prepare(name, spec)
             parts.durability.also(str(self._home.workers_dir))
             parts.durability.also(str(parts.engine.home(name)))
-            return Order(worker, EventKind.STARTED, spec, record)
+            return Launch(worker, EventKind.STARTED, spec, record)
         worker.cancel_timer()
         if spec is None or not changed:
-            return Order(worker, EventKind.STARTED, worker.record.spec, worker.record)
+            return Launch(worker, EventKind.STARTED, worker.record.spec, worker.record)
         parts.engine.prepare(name, spec)
         # A new spec is a new attempt: what the old one did does not count against it.
         worker.record = replace(
@@ -774,7 +774,7 @@ class Owner:
             unready=0,
             reason=None,
         )
-        return Order(worker, EventKind.STARTED, spec, worker.record)
+        return Launch(worker, EventKind.STARTED, spec, worker.record)
 
     def _undo_new(self, parts: Parts, worker: Worker) -> None:
         worker.cancel_timer()

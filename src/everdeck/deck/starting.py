@@ -42,7 +42,7 @@ from everdeck.registry.store import encoded_spec
 
 
 @dataclass(eq=False, slots=True)
-class Order:
+class Launch:
     """One worker to start, and how its start went."""
 
     worker: Worker
@@ -69,12 +69,12 @@ class Starting:
 
     async def launch(self, worker: Worker, kind: EventKind, *, spec: WorkerSpec | None = None, **detail: Any) -> None:
         """Start a worker whose turn the caller has. On failure it rests as it was, and nothing runs."""
-        order = Order(worker, kind, spec or worker.record.spec, worker.record, detail)
+        order = Launch(worker, kind, spec or worker.record.spec, worker.record, detail)
         await self.launch_all([order])
         if order.failure is not None:
             raise order.failure
 
-    async def launch_all(self, orders: Sequence[Order]) -> None:
+    async def launch_all(self, orders: Sequence[Launch]) -> None:
         """Start workers whose turns the caller has: one commit of all intents, every spawn, one commit of all outcomes.
 
         Where the spawns take longer than a moment, the outcomes are committed in several parts, and others get the
@@ -86,7 +86,7 @@ class Starting:
         self._intend(orders)
         crash_point("start.intent-recorded")
         interrupted: BaseException | None = None
-        spawned: list[Order] = []
+        spawned: list[Launch] = []
         begin = monotonic()
         for order in orders:
             if order.failure is not None:
@@ -104,9 +104,9 @@ class Starting:
             interrupted = None if order.failure is None or isinstance(order.failure, Exception) else order.failure
         await self._settle(spawned)
 
-    async def _settle(self, spawned: Sequence[Order]) -> None:
+    async def _settle(self, spawned: Sequence[Launch]) -> None:
         """Identify and record those that were spawned, in one commit, and tend them; end those where that fails."""
-        launched: list[Order] = []
+        launched: list[Launch] = []
         for order in spawned:
             if order.failure is None and order.launched is not None:
                 try:
@@ -131,10 +131,10 @@ class Starting:
                 crash_point("start.bound")
             self.tend(order.worker, order.spec, fresh=True)
 
-    def _intend(self, orders: Sequence[Order]) -> None:
+    def _intend(self, orders: Sequence[Launch]) -> None:
         """Commit that these will run, and under which cookies."""
         registry = self._parts.registry
-        intents: list[tuple[Order, Record]] = []
+        intents: list[tuple[Launch, Record]] = []
         ports: set[int] = set()
         for order in orders:
             order.worker.cancel_timer()
@@ -175,7 +175,7 @@ class Starting:
         for order, intent in intents:
             order.worker.record = intent
 
-    async def _spawn(self, order: Order) -> BaseException | None:
+    async def _spawn(self, order: Launch) -> BaseException | None:
         """As :meth:`_locked_and_spawned`; whatever goes wrong is this order's and told as a value."""
         try:
             await self._locked_and_spawned(order)
@@ -183,7 +183,7 @@ class Starting:
             return err
         return None
 
-    async def _locked_and_spawned(self, order: Order) -> None:
+    async def _locked_and_spawned(self, order: Launch) -> None:
         """The lock, then the process; the record comes with those of the others."""
         parts, worker, spec = self._parts, order.worker, order.spec
         intent = worker.record
@@ -214,7 +214,7 @@ class Starting:
             os.close(lock_fd)
         crash_point("start.spawned")
 
-    def _record(self, launched: Sequence[Order]) -> None:
+    def _record(self, launched: Sequence[Launch]) -> None:
         """Commit whom we started, together with the events that tell of it."""
         parts = self._parts
         now = parts.clock.wall()
@@ -341,7 +341,7 @@ class Starting:
 
     # --- a start that failed ------------------------------------------------------------------------------------
 
-    async def _abandon(self, orders: Sequence[Order], failure: BaseException) -> None:
+    async def _abandon(self, orders: Sequence[Launch], failure: BaseException) -> None:
         """They run but could not be recorded: end them, or the next owner would find workers that nobody noted."""
         subjects = []
         for order in orders:
@@ -362,7 +362,7 @@ class Starting:
                     order.launched = None
                 self._back_to_rest(order)
 
-    def _back_to_rest(self, order: Order) -> None:
+    def _back_to_rest(self, order: Launch) -> None:
         """Note that nothing runs. The record keeps what it said before, with nobody alive in it."""
         if order.spec.lifetime == "bound":
             self._parts.guardian.unbind(order.worker.name)
@@ -451,7 +451,7 @@ class Starting:
             raise SpecError("pid", pid, "a process that is neither ours nor a worker of this deck already")
 
 
-def _refuse_broken(order: Order) -> None:
+def _refuse_broken(order: Launch) -> None:
     if order.spec is order.before.spec and order.before.broken is not None:
         raise RecordBroken(order.worker.name, order.before.broken)
 

@@ -23,7 +23,7 @@ STATUS_SECONDS: Final = 1.0
 TELL_AGAIN_SECONDS: Final = 30.0
 
 
-class Subject(Protocol):
+class Reported(Protocol):
     """What is reported on: a stream of an inbox, or a feed without a database."""
 
     @property
@@ -49,7 +49,7 @@ class Troubled(Protocol):
 class Reporter:
     """Reports on one feed while it is open. Without a deck it does nothing; while nothing happens it sleeps."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Reported) -> None:
         self._subject = subject
         self._tasks: list[asyncio.Task[None]] = []
         self._said = ""
@@ -113,7 +113,7 @@ class StreamReport:
 
     @property
     def activity(self) -> asyncio.Event:
-        """See :class:`Subject`."""
+        """See :class:`Reported`."""
         return self._stream.activity
 
     def status(self) -> str:
@@ -122,11 +122,11 @@ class StreamReport:
         return str(self._stream.counts()) if trouble is None else f"{trouble} ({self._stream.counts()})"
 
     def is_told_later(self, event: dict[str, Any]) -> bool:
-        """See :class:`Subject`."""
+        """See :class:`Reported`."""
         return bool(event["what"] == "dead-letter")
 
     async def tell_untold(self) -> bool:
-        """See :class:`Subject`."""
+        """See :class:`Reported`."""
         store = self._stream.inbox.store
         untold = store.read("items_untold", self._stream.number)
         told = []

@@ -517,7 +517,7 @@ def apply_cgroup_limits(path: Path, limits: Limits) -> None:
             raise LimitUnavailable(
                 f"limits.{field}",
                 getattr(limits, field),
-                f"nothing on this machine: the cgroup v2 controller {controller!r} is not available in {path.parent} "
+                f"no such limit here: the cgroup v2 controller {controller!r} is not available in {path.parent} "
                 f"({errno.errorcode.get(err.errno or 0, '?')}); leave the limit out, or delegate the controller",
             ) from err
 

@@ -44,8 +44,12 @@ def _worker_families(statuses: Sequence[WorkerStatus]) -> Iterable[Any]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415 - as above
 
     up = GaugeMetricFamily("everdeck_worker_up", "1 while the worker runs.", labels=["worker"])
-    restarts = CounterMetricFamily("everdeck_worker_restarts", "Starts after the first.", labels=["worker"])
-    crashes = GaugeMetricFamily("everdeck_worker_crashes", "Crashes the breaker counts now.", labels=["worker"])
+    restarts = CounterMetricFamily(
+        "everdeck_worker_restarts", "Times it was started again, by its policy or by restart.", labels=["worker"]
+    )
+    crashes = GaugeMetricFamily(
+        "everdeck_worker_crashes", "Crashes since its last reset or change of spec.", labels=["worker"]
+    )
     cpu = GaugeMetricFamily("everdeck_worker_cpu_percent", "Percent of one core, whole tree.", labels=["worker"])
     rss = GaugeMetricFamily("everdeck_worker_resident_memory_bytes", "Resident memory, whole tree.", labels=["worker"])
     uptime = GaugeMetricFamily("everdeck_worker_uptime_seconds", "Seconds since its start.", labels=["worker"])

@@ -18,7 +18,7 @@ from everdeck.faults import fault_of
 from everdeck.model import WorkerStatus, worker_name
 from everdeck.server import applying
 from everdeck.server.api.asking import ACTS, Asked, services_of
-from everdeck.server.api.workers import Verb, acted
+from everdeck.server.api.workers import WorkerVerb, acted
 from everdeck.server.documents import Bulk, BulkResult, BulkResults, ManyTold, StartMany, StopMany
 from everdeck.server.entrance import grant_of
 from everdeck.server.problems import problem_of
@@ -58,7 +58,7 @@ async def act_on_many(request: Asked, data: JSONBody[Bulk]) -> BulkResults:
                 if data.verb == "remove":
                     await services.deck.remove(checked)
                     return BulkResult(name, ok=True)
-                return BulkResult(name, ok=True, status=await acted(services, Verb(data.verb), checked))
+                return BulkResult(name, ok=True, status=await acted(services, WorkerVerb(data.verb), checked))
             except EverdeckError as error:
                 return BulkResult(name, ok=False, problem=problem_of(error))
 

@@ -50,14 +50,14 @@ class SortKey(StrEnum):
     RESTARTS = "restarts"
 
 
-class Order(StrEnum):
+class Direction(StrEnum):
     """Which end comes first."""
 
     ASC = "asc"
     DESC = "desc"
 
 
-class Verb(StrEnum):
+class WorkerVerb(StrEnum):
     """What can be done to one worker by name."""
 
     START = "start"
@@ -74,7 +74,7 @@ async def list_workers(
     label: Annotated[str | None, QueryParameter(description="`key` or `key=value`.")] = None,
     names: Annotated[str | None, QueryParameter(description="Only these, separated by commas.")] = None,
     sort: FromQuery[SortKey] = SortKey.NAME,
-    order: FromQuery[Order] = Order.ASC,
+    order: FromQuery[Direction] = Direction.ASC,
     limit: Annotated[int | None, QueryParameter(ge=1, le=MOST_PER_PAGE)] = None,
     cursor: Annotated[str | None, QueryParameter(description="`next` of the page before.")] = None,
 ) -> Response[WorkerPage | None]:
@@ -86,7 +86,7 @@ async def list_workers(
     if wanted is not None:
         chosen = [status for status in chosen if status.state is wanted]
     total = len(chosen)
-    chosen.sort(key=lambda status: _sort_key(status, sort), reverse=order is Order.DESC)
+    chosen.sort(key=lambda status: _sort_key(status, sort), reverse=order is Direction.DESC)
     if cursor is not None:
         chosen = _beyond(chosen, _cursor_key(cursor), sort, order)
     following = None
@@ -179,7 +179,7 @@ async def inspect_worker(request: Asked, name: Name) -> Inspection:
     summary="Start, stop, restart or reset a worker",
     tags=["workers"],
 )
-async def act_on_worker(request: Asked, name: Name, verb: FromPath[Verb]) -> WorkerStatus:
+async def act_on_worker(request: Asked, name: Name, verb: FromPath[WorkerVerb]) -> WorkerStatus:
     """Returns when it is done: a stop when the whole tree is gone."""
     return await acted(services_of(request), verb, worker_name(name))
 
@@ -251,10 +251,10 @@ def _cursor_key(cursor: str) -> tuple[float | str, str]:
 
 
 def _beyond(
-    statuses: list[WorkerStatus], key: tuple[float | str, str], sort: SortKey, order: Order
+    statuses: list[WorkerStatus], key: tuple[float | str, str], sort: SortKey, order: Direction
 ) -> list[WorkerStatus]:
     try:
-        if order is Order.ASC:
+        if order is Direction.ASC:
             return [status for status in statuses if _sort_key(status, sort) > key]
         return [status for status in statuses if _sort_key(status, sort) < key]
     except TypeError:
@@ -292,15 +292,15 @@ def _spec_of(data: JSONBody[NewWorker], services: Services) -> WorkerSpec:
     return msgspec.structs.replace(spec, secrets={**spec.secrets, **secrets})
 
 
-async def acted(services: Services, verb: Verb, name: str) -> WorkerStatus:
+async def acted(services: Services, verb: WorkerVerb, name: str) -> WorkerStatus:
     """The verb, done."""
     deck = services.deck
     match verb:
-        case Verb.START:
+        case WorkerVerb.START:
             return await deck.start(name)
-        case Verb.STOP:
+        case WorkerVerb.STOP:
             return await deck.stop(name)
-        case Verb.RESTART:
+        case WorkerVerb.RESTART:
             return await deck.restart(name)
-        case Verb.RESET:
+        case WorkerVerb.RESET:
             return await deck.reset(name)
