@@ -63,22 +63,56 @@ class Caller(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"uid {self.uid}, pid {self.pid}"
 
 
-_caller: ContextVar[Caller | None] = ContextVar("everdeck_caller", default=None)
+class _Asking:
+    """One request: who asked, and how many still act on it."""
+
+    __slots__ = ("caller", "held")
+
+    def __init__(self, caller: Caller | None) -> None:
+        self.caller = caller
+        self.held = 1
+
+
+_asking: ContextVar[_Asking | None] = ContextVar("everdeck_asking", default=None)
 
 
 def current_caller() -> Caller | None:
-    """Who asked for what is being done now; None if it is our own idea or the program's that holds the deck."""
-    return _caller.get()
+    """Who asked for what is being done now; None if it is our own idea or the program's that holds the deck.
+
+    What a request set going for later (a timer, a health check) runs in a copy of its context and is not what was asked
+    for: once the request is over, there is no caller there any more.
+    """
+    asking = _asking.get()
+    return asking.caller if asking is not None and asking.held > 0 else None
 
 
 @contextlib.contextmanager
 def asked_by(caller: Caller | None) -> Iterator[None]:
-    """Within this, and in every task started in it, ``caller`` is who asked."""
-    before = _caller.set(caller)
+    """Within this, and in every task started in it until the request is over, ``caller`` is who asked."""
+    asking = _Asking(caller)
+    before = _asking.set(asking)
     try:
         yield
     finally:
-        _caller.reset(before)
+        asking.held -= 1
+        _asking.reset(before)
+
+
+def still_asked() -> Callable[[], None]:
+    """A verb goes on though its caller may leave: until the returned function is called, the request is not over."""
+    asking = _asking.get()
+    if asking is None:
+        return _nothing
+    asking.held += 1
+
+    def over() -> None:
+        asking.held -= 1
+
+    return over
+
+
+def _nothing() -> None:
+    """Nobody asked."""
 
 
 # --- what verbs answer, beside the values of everdeck.model -----------------------------------------------------

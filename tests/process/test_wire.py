@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from everdeck import Deck, State, UnknownWorker
+from everdeck import Deck, Restart, State, UnknownWorker
 from everdeck.errors import NoOwner, SpecError
 from everdeck.kernel import unixsocket
 from everdeck.kernel.unixsocket import peer_of
@@ -231,14 +231,32 @@ def test_a_request_that_is_repeated_is_answered_and_not_repeated(served: tuple[D
     assert [event.kind for event in deck.events(begin)].count("restarted") == 1
 
 
-def test_the_kernel_says_who_asks(served: tuple[Deck, Path]) -> None:
-    """The owner knows pid and uid of its peer, and a member may say on whose behalf it asks."""
-    _, state = served
+def test_events_say_who_asked(served: tuple[Deck, Path]) -> None:
+    """Uid and pid by the kernel's word; a member may say on whose behalf it asks; our own acts have no caller."""
+    deck, state = served
     with connected(state) as raw:
         assert peer_of(raw).pid == os.getpid()
-        ask = frames.Ask(1, frames.raw(requests.LastEventId()), None, Caller(token="ops", address="10.0.0.7"))
+        begin = deck.last_event_id()
+        sent(raw, frames.packed(frames.Ask(1, frames.raw(requests.Restart("alice")), "by-1"))[4:])
+        answers(raw, 1)
+        asked = deck.events(begin, worker="alice")
+        assert [event.kind.value for event in asked] == ["stopping", "stopped", "restarted"]
+        assert [event.detail["by"] for event in asked] == [{"uid": os.getuid(), "pid": os.getpid()}] * 3
+        begin = deck.last_event_id()
+        ask = frames.Ask(2, frames.raw(requests.Reset("alice")), "by-2", Caller(token="ops", address="10.0.0.7"))
         sent(raw, frames.packed(ask)[4:])
-        assert isinstance(answers(raw, 1)[0], frames.Answer)
+        answers(raw, 1)
+        assert [event.detail["by"] for event in deck.events(begin)] == [{"token": "ops", "address": "10.0.0.7"}]
+    begin = deck.last_event_id()
+    with WireClient(state) as owner:
+        short = requests.WorkerSpec(("sh", "-c", "sleep 0.3; exit 1"), restart=Restart("always", backoff_seconds=0))
+        owner.ask(requests.Start("short", short))
+    until(lambda: "restarted" in [event.kind for event in deck.events(begin, worker="short")])
+    told = {event.kind.value: event.detail.get("by") for event in deck.events(begin, worker="short")}
+    assert told["started"] == {"uid": os.getuid(), "pid": os.getpid()}
+    assert told["crashed"] is None
+    assert told["restarted"] == "policy"
+    deck.remove("short")
 
 
 def test_a_deep_state_directory_has_its_socket_all_the_same(tmp_path: Path) -> None:

@@ -56,12 +56,7 @@ class EventStream:
     @typed
     def append(self, worker: str | None, kind: EventKind, **detail: Any) -> Event:
         """Note down what happened, in the transaction that is open now; call :meth:`wake` after its commit."""
-        caller = current_caller()
-        if caller is not None and kind in _ASKED_FOR and detail.get("by") not in _OWN_REASONS:
-            detail["by"] = msgspec.to_builtins(caller)
-        event = self._registry.append_event(self._clock.wall(), worker, kind, detail)
-        self._deeds.note(worker, kind, event.id, removed=bool(detail.get("removed")))
-        return event
+        return self.append_at(self._clock.wall(), worker, kind, with_caller(kind, detail))
 
     def pass_on(self, worker: str | None, kind: EventKind, detail: Mapping[str, Any]) -> Event:
         """The same for a detail that was made elsewhere, with a kind that is known only now."""
@@ -69,9 +64,11 @@ class EventStream:
         event: Event = append(worker, kind, **detail)
         return event
 
-    def append_at(self, at: float, worker: str | None, kind: EventKind, detail: dict[str, Any]) -> None:
+    def append_at(self, at: float, worker: str | None, kind: EventKind, detail: dict[str, Any]) -> Event:
         """As :meth:`append`, for what happened at that time and could not be recorded then."""
-        self._registry.append_event(at, worker, kind, detail)
+        event = self._registry.append_event(at, worker, kind, detail)
+        self._deeds.note(worker, kind, event.id, removed=bool(detail.get("removed")))
+        return event
 
     def wake(self) -> None:
         """Something was committed: everybody may look."""
@@ -127,6 +124,14 @@ class EventStream:
         for listener in self._listeners:
             listener.end()
         self._listeners.clear()
+
+
+def with_caller(kind: EventKind, detail: dict[str, Any]) -> dict[str, Any]:
+    """The same detail with who asked for it, if somebody did and it is not for a reason of our own."""
+    caller = current_caller()
+    if caller is None or kind not in _ASKED_FOR or detail.get("by") in _OWN_REASONS:
+        return detail
+    return {**detail, "by": msgspec.to_builtins(caller)}
 
 
 class Listener:

@@ -78,7 +78,7 @@ from everdeck.model import (
 from everdeck.registry import Record, Registry
 from everdeck.registry.store import encoded_spec
 from everdeck.statedir import SOCKET
-from everdeck.verbs import Abilities, Inspection, Member, Run, Workers
+from everdeck.verbs import Abilities, Inspection, Member, Run, Workers, still_asked
 from everdeck.wire import handover
 from everdeck.wire.frames import VERSION, Welcome
 from everdeck.wire.handover import Given
@@ -800,6 +800,8 @@ class Owner:
         task = parts.loop.create_task(verb)
         self._verbs.add(task)
         task.add_done_callback(self._verbs.discard)
+        over = still_asked()
+        task.add_done_callback(lambda _: over())
         answer = await asyncio.shield(task)
         await parts.durability.answerable()
         return answer

@@ -17,7 +17,7 @@ from everdeck.clock import Clock
 from everdeck.deck.deeds import Deeds
 from everdeck.deck.durability import Durability
 from everdeck.deck.engine import Engine
-from everdeck.deck.events import EventStream
+from everdeck.deck.events import EventStream, with_caller
 from everdeck.deck.gather import Gatherer
 from everdeck.deck.guardian_link import GuardianLink
 from everdeck.deck.health import HealthKeeper
@@ -94,7 +94,7 @@ class Parts:
         now = self.clock.wall()
         for worker, record, events in changes:
             worker.record = record
-            self._owed.append((worker, [(now, kind, detail) for kind, detail in events]))
+            self._owed.append((worker, [(now, kind, with_caller(kind, detail)) for kind, detail in events]))
         self._pay()
 
     def _pay(self) -> None:

@@ -254,14 +254,13 @@ class _Connection(asyncio.Protocol):
             stream = self._streams[ask.number] = _Stream()
             stream.task = self._loop.create_task(self._flow(ask.number, verb, stream))
         else:
-            with asked_by(caller):
-                task = self._loop.create_task(self._answer(ask, verb))
+            task = self._loop.create_task(self._answer(ask, verb, caller))
             self.acts.add(task)
             task.add_done_callback(self.acts.discard)
         if len(self.acts) + len(self._streams) >= MOST_AT_ONCE and self._transport is not None:
             self._transport.pause_reading()
 
-    async def _answer(self, ask: Ask, verb: Verb[Any]) -> None:
+    async def _answer(self, ask: Ask, verb: Verb[Any], caller: Caller) -> None:
         number = ask.number
 
         def tell(item: Any) -> None:
@@ -269,9 +268,10 @@ class _Connection(asyncio.Protocol):
 
         removal = verb.__struct_config__.tag == "remove"
         try:
-            answer = await self._server.deeds.once(
-                ask.request, verb.deed, lambda: verb.call(self._server.deck, tell), removal=removal
-            )
+            with asked_by(caller):
+                answer = await self._server.deeds.once(
+                    ask.request, verb.deed, lambda: verb.call(self._server.deck, tell), removal=removal
+                )
             self.send(Answer(number, frames.raw(answer)))
         except Exception as err:  # noqa: BLE001 - the edge: whatever it is, it is the answer
             self._send_error(number, verb, err)
