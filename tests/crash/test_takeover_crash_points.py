@@ -89,6 +89,49 @@ def test_a_successor_that_dies_is_succeeded(point: str, tmp_path: Path) -> None:
         end_all_under(tmp_path)
 
 
+VERB_POINTS = sorted(
+    {
+        point
+        for path in OPENING.rglob("*.py")
+        for point in re.findall(r'crash_point\("((?:start|stop|restart|reset|remove)\.[^"]+)"\)', path.read_text())
+    }
+    # A failing program, a bound worker and secrets are other stories: tests/crash/test_deck_crash_points.py.
+    - {"start.failed", "start.bound", "start.guarded", "start.secrets-settled"}
+)
+
+
+@pytest.mark.parametrize("point", VERB_POINTS)
+def test_a_verb_whose_owner_dies_in_it_is_done_once(point: str, tmp_path: Path) -> None:
+    """A member asks for one verb after the other; the owner dies at the point; every outcome is told exactly once."""
+    state = tmp_path / "state"
+    owner = member(state, **{CRASH_AT_ENV: point})
+    try:
+        with Deck(state) as asking:
+            first = asking.start("w", ["sleep", "1000"])
+            second = asking.restart("w")
+            assert second.pid != first.pid
+            assert asking.reset("w").pid == second.pid
+            assert asking.stop("w").state is State.STOPPED
+            assert asking.start("w").state is State.RUNNING
+            asking.remove("w")
+            assert owner.wait(60) == -9, f"{point} was not reached"
+            kinds = [event.kind.value for event in asking.events(worker="w")]
+            removed = [event for event in asking.events(worker="w") if event.detail.get("removed")]
+            # A process that was spawned and not recorded is found by the next owner, which tells that it adopted it.
+            unrecorded = point == "start.spawned"
+            assert kinds[0] == ("adopted" if unrecorded else "started"), kinds
+            assert kinds.count("started") == (1 if unrecorded else 2), kinds
+            assert (kinds.count("restarted"), kinds.count("reset")) == (1, 1), kinds
+            assert len(removed) == 1
+            assert asking.list() == []
+    finally:
+        owner.kill()
+        owner.wait()
+        if owner.stdout is not None:
+            owner.stdout.close()
+        end_all_under(tmp_path)
+
+
 def test_many_processes_use_one_deck_while_its_owner_is_killed(tmp_path: Path) -> None:
     """A short run of scripts/failover.py: nothing lost, nothing twice, no error that a verb may not raise."""
     seconds = os.environ.get("EVERDECK_FAILOVER_SECONDS", "6")

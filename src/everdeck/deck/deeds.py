@@ -3,8 +3,8 @@
 Whoever asks over a wire gives each verb that acts a request id, and asks again with the same id when the owner died
 before it answered. The id is committed in the same transaction as the event that says the verb was done, so the next
 owner knows: done, then it answers; not done, then nothing of it happened that shows, and it is carried out now. The
-one verb with two visible halves is ``restart``; an id is noted with its first half, and the owner that recovers a
-worker between the halves finishes the restart, under the id, instead of starting the worker on its own account.
+verbs with two visible halves are ``restart`` and ``remove``; an id is noted with the first half, and the owner that
+recovers a worker between the halves finishes the verb, under the id, instead of acting on its own account.
 
 Ids are kept for an hour.
 """
@@ -97,6 +97,22 @@ class Deeds:
         if self._begun:
             self._begun.clear()
             self._registry.forget_requests_begun()
+
+    def begin(self, worker: str) -> None:
+        """The next step shows, and an owner that recovers behind it finishes the verb: note under which id."""
+        deed = _deed.get()
+        if deed is not None:
+            self._registry.note_request(deed.request, worker, None, self._clock.wall())
+
+    @contextlib.contextmanager
+    def resumed_removal(self, worker: str) -> Iterator[None]:
+        """Within this a removal that was begun is finished, under the id that it was asked for with."""
+        request = self._begun.pop(worker, None)
+        before = _deed.set(None if request is None else _Deed(request, EventKind.STOPPED, True, frozenset()))  # noqa: FBT003
+        try:
+            yield
+        finally:
+            _deed.reset(before)
 
     @contextlib.contextmanager
     def resumed(self, worker: str, otherwise: EventKind) -> Iterator[EventKind]:

@@ -136,7 +136,7 @@ class DeckHome:
             if entry.startswith(_REMOVING):
                 shutil.rmtree(self.workers_dir / entry, ignore_errors=True)
 
-    def finish_removals(self) -> list[str]:
+    def removals_begun(self) -> list[str]:
         """Names whose removal an earlier owner began: their directory is set aside, their record may be left."""
         begun = []
         for entry in os.listdir(self.workers_dir):  # noqa: PTH208
@@ -144,8 +144,6 @@ class DeckHome:
                 name = entry.removeprefix(_REMOVING).rpartition("~")[0]
                 if not (self.workers_dir / name).exists():
                     begun.append(name)
-        if begun:
-            self.clear_set_aside()
         return begun
 
     def discard_unstarted(self, name: WorkerName) -> None:

@@ -518,6 +518,7 @@ class Owner:
             worker = self._known(key)
             await self._ending.stop([worker])
             crash_point("remove.stopped")
+            parts.deeds.begin(key)
             self._home.set_aside(key)
             parts.durability.also(str(self._home.workers_dir))
             crash_point("remove.set-aside")

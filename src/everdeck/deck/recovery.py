@@ -70,10 +70,9 @@ class Recovery:
     async def recover(self, owner_pid: int, inherited: Inherited) -> None:
         """Bring everything to what is wanted; returns when it is so."""
         parts = self._parts
-        for name in parts.home.finish_removals():
-            parts.registry.delete(WorkerName(name))
         for record in parts.registry.records():
             parts.workers[record.name] = self._worker(record)
+        self._finish_removals()
         self._find_unrecorded()
         newer = self._believe_locks()
         remade = self._remake_homes()
@@ -98,6 +97,17 @@ class Recovery:
                     await self.bring_up(one.worker)
         parts.deeds.settled()
         crash_point("open.recovered")
+
+    def _finish_removals(self) -> None:
+        """An earlier owner set these workers' directories aside: what is left of them goes, and that is told."""
+        parts = self._parts
+        begun = parts.home.removals_begun()
+        for name in begun:
+            if parts.workers.pop(name, None) is not None:
+                with parts.deeds.resumed_removal(name):
+                    parts.forget(WorkerName(name), EventKind.STOPPED, removed=True)
+        if begun:
+            parts.home.clear_set_aside()
 
     async def bring_up(self, worker: Worker) -> None:
         """Nobody runs for this worker: do what its record says comes next."""
