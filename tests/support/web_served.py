@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from resource import RLIMIT_NOFILE, setrlimit
 from typing import Any
 
 import httpx
@@ -57,13 +58,17 @@ class Served:
 
 
 @contextlib.contextmanager
-def served_at(state: Path, *words: str, config: Path | None = None, **env: str) -> Iterator[Served]:
+def served_at(
+    state: Path, *words: str, config: Path | None = None, limit_descriptors: int | None = None, **env: str
+) -> Iterator[Served]:
     """A daemon that is up, and gone afterwards with all its workers."""
     person = Person(state, **env)
     port = free_port()
     file = () if config is None else (str(config),)
     try:
-        person.types("up", *file, "--detach", "--listen", f"127.0.0.1:{port}", *words)
+        limits = (limit_descriptors, limit_descriptors)
+        options = {} if limit_descriptors is None else {"preexec_fn": lambda: setrlimit(RLIMIT_NOFILE, limits)}
+        person.types("up", *file, "--detach", "--listen", f"127.0.0.1:{port}", *words, **options)
         scheme = "https" if "--tls-cert" in words else "http"
         yield Served(person, port, scheme)
     finally:

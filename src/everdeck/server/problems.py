@@ -63,6 +63,10 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 def problem_of(error: Exception) -> Problem:
     """The problem document of an error."""
     error = _refused_value(error) or error
+    if _is_unreadable_body(error):
+        status = HTTPStatus.BAD_REQUEST
+        why = "nested too deeply" if isinstance(error, RecursionError) else "not UTF-8 text"
+        return Problem("about:blank", status.phrase, status, f"the body cannot be read: {why}")
     if isinstance(error, errors.EverdeckError):
         status = status_of(type(error))
         field = error.field if isinstance(error, errors.SpecError) else None
@@ -87,8 +91,6 @@ def problem_of(error: Exception) -> Problem:
         return Problem(
             type="about:blank", title=status.phrase, status=status, detail=_http_detail(error), field=_http_field(error)
         )
-    if _is_nested_too_deeply(error):
-        return problem(HTTPStatus.BAD_REQUEST, "the body is nested too deeply")
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     return Problem("about:blank", status.phrase, status, "an unexpected error; the daemon's log has the details")
 
@@ -112,11 +114,14 @@ def answer(request: Request[Any, Any, Any], error: Exception) -> Response[Proble
     return Response(told, status_code=told.status, media_type=MEDIA_TYPE, headers=headers)
 
 
-def _is_nested_too_deeply(error: BaseException | None) -> bool:
-    """A body of ten thousand opening brackets ends the decoder's recursion: the sender's fault, not ours."""
-    while error is not None and not isinstance(error, RecursionError):
-        error = error.__cause__ or error.__context__
-    return error is not None
+def _is_unreadable_body(error: BaseException) -> bool:
+    """A body that the decoder gave up on. Anywhere else the same errors are faults of ours."""
+    frame = error.__traceback__ if isinstance(error, RecursionError | UnicodeDecodeError) else None
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename.endswith("litestar/serialization/msgspec_hooks.py"):
+            return True
+        frame = frame.tb_next
+    return False
 
 
 def _refused_value(error: Exception) -> errors.SpecError | None:
