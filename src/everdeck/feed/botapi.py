@@ -136,6 +136,7 @@ class Handout:
     error: BaseException | None = None
     cancelled: bool = False
     late: bool = False
+    slow: bool = False
 
 
 class TelegramSource:
@@ -244,6 +245,7 @@ class Polling:
         self.policy = policy
         self.grace_seconds: float | None = policy.grace_seconds
         self.on_trouble: Callable[[Exception], None] | None = None
+        self.on_slow: Callable[[Handout], None] | None = None
         self._get_updates = get_updates
         self._is_conflict = is_conflict
         self._order: Order = order
@@ -252,6 +254,7 @@ class Polling:
             "policy": policy,
             "on_event": on_event,
             "on_timeout": self.too_late,
+            "on_slow": self.too_slow,
             "slot_seconds": slot_seconds,
             "one_at_a_time": one_at_a_time,
         }
@@ -430,6 +433,12 @@ class Polling:
         handout.task = asyncio.current_task()
         handout.item.begin()
         return handout
+
+    def too_slow(self, item: Item) -> None:
+        """Its handler has run for long: others must not wait for its place."""
+        handout = self.handout_of(item)
+        if handout is not None and self.on_slow is not None:
+            self.on_slow(handout)
 
     def too_late(self, item: Item) -> None:
         """Its handler has run for longer than it may: cancel it, which is a failed attempt."""

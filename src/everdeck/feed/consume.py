@@ -134,6 +134,7 @@ class Feed:
         policy: FeedPolicy = DEFAULT,
         on_event: Listener | None = None,
         on_timeout: Callable[[Item], None] | None = None,
+        on_slow: Callable[[Item], None] | None = None,
         slot_seconds: float = LONG_RUN_SECONDS,
         one_at_a_time: bool = False,
         report: bool = True,
@@ -157,6 +158,7 @@ class Feed:
             policy,
             on_event=self._hear,
             on_timeout=on_timeout,
+            on_slow=on_slow,
             slot_seconds=slot_seconds,
             one_at_a_time=one_at_a_time,
         )

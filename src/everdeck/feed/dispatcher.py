@@ -29,7 +29,7 @@ from everdeck.feed.handling import Listener as Listener  # noqa: PLC0414 - also 
 from everdeck.feed.handling import retry_after_of, tell
 from everdeck.feed.inbox import Row, Stream
 from everdeck.feed.lanes import LaneKey, Lanes
-from everdeck.feed.ledger import End
+from everdeck.feed.ledger import SLOTS, End
 from everdeck.feed.policy import DEFAULT, FeedPolicy
 from everdeck.feed.store import SQL, Transaction, numbers
 
@@ -40,6 +40,8 @@ LONG_TRANSACTION_SECONDS: Final = 1.0
 TRIAL_SECONDS: Final = 5.0
 LONG_RUN_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 1.0
+# How long outcomes gather that are safe in the ledger and that nobody waits for.
+GATHER_SECONDS: Final = 0.02
 # Outcomes in the ledger that are not committed yet; above it nothing more is handed out.
 LEDGER_RESERVE: Final = 64
 
@@ -234,6 +236,7 @@ class _Settlement:
     outcome: _Outcome
     error: str | None
     due_in: float
+    hurry: asyncio.Event
     _over: bool = False
     _failure: Exception | None = None
     _waiters: "list[asyncio.Future[None]]" = field(default_factory=list)
@@ -243,6 +246,7 @@ class _Settlement:
         if not self._over:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
+            self.hurry.set()
             await waiter
         elif self._failure is not None:
             raise self._failure
@@ -266,7 +270,8 @@ class Dispatcher:
     ``on_event`` hears what a person should know (``dead-letter``, ``crashed``, ``running-long``,
     ``raised-after-commit``, ``inbox-unavailable``). ``on_timeout`` is told of a handler that has run for longer than
     the
-    policy's ``handler_timeout``; whoever runs it cancels it and gives it an outcome. After ``slot_seconds`` a handler
+    policy's ``handler_timeout``; whoever runs it cancels it and gives it an outcome. After ``slot_seconds`` (told by
+    ``on_slow``) a handler
     no
     longer counts towards the concurrency: others must not wait for one that hangs. ``one_at_a_time`` says that they are
     worked on one after another, however many are taken: then a suspect waits until nobody else does.
@@ -279,6 +284,7 @@ class Dispatcher:
         *,
         on_event: Listener | None = None,
         on_timeout: Callable[[Item], None] | None = None,
+        on_slow: Callable[[Item], None] | None = None,
         slot_seconds: float = LONG_RUN_SECONDS,
         one_at_a_time: bool = False,
     ) -> None:
@@ -287,6 +293,7 @@ class Dispatcher:
         self.finishes_early = policy.finishes_early
         self._on_event = on_event
         self._on_timeout = on_timeout
+        self._on_slow = on_slow
         self._slot_seconds = slot_seconds
         self._one_at_a_time = one_at_a_time
         self._lanes = Lanes()
@@ -294,6 +301,7 @@ class Dispatcher:
         self._slots: set[Item] = set()
         self._settlements: list[_Settlement] = []
         self._outcome_came = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._taking = asyncio.Lock()
@@ -315,6 +323,7 @@ class Dispatcher:
         self._in_flight.clear()
         self._slots.clear()
         self._outcome_came, self._idle, self._taking = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self._hurry = asyncio.Event()
         self._wake = await self.stream.listen()
         store, number = self.stream.inbox.store, self.stream.number
         limits = deaths_that_convict(self.policy.max_attempts)
@@ -457,7 +466,7 @@ class Dispatcher:
         if outcome is _Outcome.HANDED_BACK and self.finishes_early:
             # It may have begun, so it must not run again; a person can still see it and decide.
             outcome, error = _Outcome.DEAD, "cut off while in flight; at most once, so it is not tried again"
-        settlement = _Settlement(item, outcome, error, due_in)
+        settlement = _Settlement(item, outcome, error, due_in, self._hurry)
         if item not in self._in_flight:
             settlement.end(FeedClosed(f"{item!r}: the feed was closed; it comes again"))
             return settlement
@@ -475,6 +484,8 @@ class Dispatcher:
         else:
             self._settlements.append(settlement)
             self._outcome_came.set()
+            if outcome is not _Outcome.DONE or item.deeds is not None:
+                self._hurry.set()
         return settlement
 
     def _leave(self, settlement: _Settlement) -> None:
@@ -595,6 +606,8 @@ class Dispatcher:
             if ran > self._slot_seconds and item in self._slots:
                 self._slots.discard(item)
                 self._wake.set()
+                if self._on_slow is not None:
+                    self._on_slow(item)
             minutes = int(ran / LONG_RUN_SECONDS)
             if minutes > item.told_minutes and (minutes in {1, 5, 15} or minutes % 60 == 0):
                 item.told_minutes = minutes
@@ -610,6 +623,13 @@ class Dispatcher:
     async def _commit_forever(self) -> None:
         while True:
             await self._outcome_came.wait()
+            try:
+                if self.stream.inbox.store.ledger.room > SLOTS // 2:
+                    async with asyncio.timeout(GATHER_SECONDS):
+                        await self._hurry.wait()
+            except TimeoutError:
+                pass
+            self._hurry.clear()
             try:
                 await self._commit()
                 self._told_of_disk = False

@@ -53,7 +53,7 @@ from everdeck.feed.botapi import (
     was_ours,
     working_on,
 )
-from everdeck.feed.dispatcher import LONG_RUN_SECONDS, Item, Listener
+from everdeck.feed.dispatcher import Item, Listener
 from everdeck.feed.inbox import KEEP_DAYS
 from everdeck.feed.memory import Memory
 from everdeck.feed.outbox import Message, Outbox
@@ -148,7 +148,6 @@ def durable_application(
         keep_days=keep_days,
         on_event=on_event,
         one_at_a_time=at_once == 1,
-        slot_seconds=float("inf"),
     )
     durable.polling.grace_seconds = grace_seconds
     if limiter is not None:
@@ -174,6 +173,7 @@ class Durable:
             **options,
         )
         self.polling.on_trouble = self._hear_trouble
+        self.polling.on_slow = self._give_place_away
         self.poll_interval = 0.0
         self.error_callback: Callable[[TelegramError], None] | None = None
         self.remembers = False
@@ -268,16 +268,17 @@ class Durable:
             return
         try:
             with working_on(handout.item):
-                await self._watched(handout, work)
+                await work
         except asyncio.CancelledError as error:
-            ours = was_ours(handout.task) or was_ours()
+            ours = was_ours()
             handout.error = error
             await self._end(handout, cancelled=ours)
-            if not ours or handout.late or not handout.cancelled:
-                if was_ours():
-                    raise
-                return  # what the handler awaited was cancelled, or it took too long: its own failure, and it is noted
-            # We did it ourselves, and stop here: before 22 the library counts an update only if this returns.
+            # What the handler awaited was cancelled, or it took too long, or a stop has waited for long enough: that is
+            # noted, and stops here, because without concurrency the current task is the library's loop.
+            if not ours:
+                return
+            if not handout.late and not handout.cancelled:
+                raise
             _uncancel()
         except Exception as error:
             handout.error = error
@@ -290,34 +291,26 @@ class Durable:
             raise
         else:
             coroutine.close()  # a processor of the user's may have decided not to run it; that is an outcome too
-            if handout.task is not None and not handout.task.done():
-                self._go_on_in_background(handout, handout.task)
-            elif all(task.done() for task in handout.tasks):
+            if all(task.done() for task in handout.tasks):
                 await self._end(handout)
             else:
                 self._go_on_in_background(handout, *handout.tasks)
+        finally:
+            if handout.slow:
+                # It had given its place away; the library gives it back a second time.
+                await self.app.update_processor._semaphore.acquire()  # noqa: SLF001 - as below
 
-    async def _watched(self, handout: Handout, work: Any) -> None:
-        """Run the handlers. Where several run at once, one that takes very long gives its place to the next."""
-        if self.app.concurrent_updates == 1:
-            # The current task is the library's loop: only a task of its own can be cancelled.
-            handout.task = asyncio.ensure_future(work)
-            await handout.task
-            return
-        task = asyncio.ensure_future(work)
-        handout.task = task
-        try:
-            await asyncio.wait({task}, timeout=LONG_RUN_SECONDS)
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.wait({task})
-            raise
-        if task.done():
-            task.result()
+    def _give_place_away(self, handout: Handout) -> None:
+        """Where several run at once, those that take very long must not silence the bot."""
+        if self.app.concurrent_updates > 1 and not handout.slow:
+            handout.slow = True
+            self.polling.to_background(handout)
+            self.app.update_processor._semaphore.release()  # noqa: SLF001 - the library has no other way
 
     def _go_on_in_background(self, handout: Handout, *tasks: "asyncio.Future[Any]") -> None:
         handout.tasks = list(tasks)
-        self.polling.to_background(handout)
+        if handout.state != "background":
+            self.polling.to_background(handout)
         finisher = asyncio.get_running_loop().create_task(self._end_later(handout))
         self._finishers.add(finisher)
         finisher.add_done_callback(self._finishers.discard)
