@@ -20,7 +20,7 @@ from enum import Enum
 from typing import Final
 
 # An innocent item must be in flight at each of these, the last ones with nobody else suspected and after waits of
-# 2, 4, 8, … 60 seconds; whatever kills it so reliably is the item.
+# 2, 4, 8, … seconds; whatever kills it so reliably is the item.
 UNEXPLAINED_DEATHS: Final = 8
 # Fewer would not tell a killer from somebody who stood beside two of them.
 OWN_DEATHS: Final = 3
@@ -62,7 +62,7 @@ class Charge:
     @property
     def quiet_seconds(self) -> float:
         """How long the process must have lived before it runs again."""
-        return 0.0 if self.kills < 2 else min(QUIET_CAP_SECONDS, 2.0 ** (self.kills - 1))  # noqa: PLR2004 - from the second on
+        return 0.0 if self.kills < 3 else min(QUIET_CAP_SECONDS, 2.0 ** (self.kills - 2))  # noqa: PLR2004 - from the third on
 
 
 def deaths_that_convict(max_attempts: int) -> tuple[int, int]:
