@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
+import logging
 import multiprocessing
 import os
 import random
@@ -26,6 +27,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from aiogram import Bot, Dispatcher
+from aiogram.client.session.aiohttp import AiohttpSession
+from aiogram.client.telegram import TelegramAPIServer
+from aiogram.types import Message
+
+from everdeck.feed.aiogram import durable
 from everdeck.testing.telegram import TelegramServer, text_update
 
 
@@ -38,15 +45,6 @@ def note(path: str, line: str) -> None:
 
 def run_bot(url: str, token: str, directory: str) -> None:
     """Poll until killed; ``begin ID WHEN`` and ``end ID`` are written down."""
-    import logging
-
-    from aiogram import Bot, Dispatcher
-    from aiogram.client.session.aiohttp import AiohttpSession
-    from aiogram.client.telegram import TelegramAPIServer
-    from aiogram.types import Message
-
-    from everdeck.feed.aiogram import durable
-
     logging.disable(logging.CRITICAL)
     journal = f"{directory}/journal"
     dp = Dispatcher()
@@ -88,7 +86,9 @@ def dead_of(directory: Path) -> list[str]:
     if not (directory / "bot.db").exists():
         return []
     with contextlib.closing(sqlite3.connect(directory / "bot.db", timeout=30)) as db:
-        return [text for (text,) in db.execute("SELECT payload ->> '$.message.text' FROM everdeck_item WHERE state = 2")]
+        return [
+            text for (text,) in db.execute("SELECT payload ->> '$.message.text' FROM everdeck_item WHERE state = 2")
+        ]
 
 
 def main() -> int:
@@ -160,8 +160,8 @@ def main() -> int:
             f"kills {given.kills} (bot ended itself {died_by_itself + deaths} times), updates {len(pushed)}: "
             f"lost {len(wanted - done)}, innocent set aside {len(innocent)}, poison set aside "
             f"{sorted(text for text in dead if text not in {'long', 'short'})} of {sorted(given.poison)}, "
-            f"repeated {len(seen['end']) - len(done)}; a fresh message waited p50 {statistics.median(waits) * 1000:.1f} ms, "
-            f"p99 {p99 * 1000:.1f} ms, most {waits[-1] * 1000:.0f} ms (while a bot was up)"
+            f"repeated {len(seen['end']) - len(done)}; a fresh message waited "
+            f"p50 {statistics.median(waits) * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms, most {waits[-1] * 1000:.0f} ms (while a bot was up)"
         )
         return int(bool(wanted - done) or bool(innocent) or len(dead) - len(innocent) < len(given.poison))
 

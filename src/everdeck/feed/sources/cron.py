@@ -8,6 +8,7 @@ The wait looks at the wall clock at least once a minute, so a stepped clock or a
 """
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final, Literal, TypeAlias
@@ -20,11 +21,14 @@ from everdeck.errors import SourceError, SpecError
 from everdeck.feed.records import Batch, Position, Record
 from everdeck.feed.store import Clock, wall_clock
 
+log = logging.getLogger("everdeck.feed")
 Missed: TypeAlias = Literal["catch-up", "once", "skip"]
 
+FIELDS: Final = 5
 ON_TIME_SECONDS: Final = 60.0
 LOOK_AGAIN_SECONDS: Final = 60.0
 TICKS_AT_ONCE: Final = 500
+MOST_COUNTED: Final = 1_000_000  # two years of minutes
 
 
 def cron(
@@ -56,6 +60,9 @@ class Cron:
         self._expression = expression
         self._missed = missed
         self._clock = clock
+        if len(expression.split()) != FIELDS:
+            # cronsim takes a sixth field for seconds; whoever counts them the other way round would be surprised.
+            raise SpecError("expression", expression, "five fields of cron: minute hour day month weekday")
         try:
             self._ticks_after(self._now())
         except CronSimError as err:
@@ -68,43 +75,56 @@ class Cron:
             # Recorded before the first tick is waited for, so that one missed from now on is known to be missed.
             return Batch([], cursor=self._now().isoformat())
         last = self._instant(position.cursor)
+        if last > self._now() + timedelta(seconds=ON_TIME_SECONDS):
+            # The clock was ahead when it was written; waiting for that time again would skip everything until then.
+            log.warning("%s: the last tick (%s) is in the future; ticks count from now on", self.name, last.isoformat())
+            return Batch([], cursor=self._now().isoformat())
         while True:
-            due = self._due(last)
+            due, missed = self._due(last)
             if due:
-                return self._batch(due)
+                return self._batch(due, missed)
             upcoming = next(self._ticks_after(last), None)
             if upcoming is None:
                 return None
             wait = (upcoming - self._now()).total_seconds()
             await asyncio.sleep(min(max(wait, 0.01), LOOK_AGAIN_SECONDS))  # noqa: TID251 - a tick is time itself
 
-    def _due(self, last: datetime) -> list[datetime]:
-        """The ticks since ``last``, some at a time; unless each is to be caught up, the latest one is among them."""
+    def _due(self, last: datetime) -> tuple[list[datetime], int]:
+        """The ticks since ``last``, some at a time, and how many there were; unless each is to be caught up, only the
+        latest one is given, whatever came before it.
+        """
         now = self._now()
         due: list[datetime] = []
+        count = 0
         for tick in self._ticks_after(last):
             if tick > now:
-                return due
-            due.append(tick)
-            if len(due) == TICKS_AT_ONCE:
                 break
-        if due and self._missed != "catch-up":
-            due[-1] = self._latest(now)
-        return due
+            count += 1
+            if self._missed == "catch-up":
+                due.append(tick)
+                if len(due) == TICKS_AT_ONCE:
+                    break
+            elif count >= MOST_COUNTED:
+                break
+            else:
+                due = [tick]
+        if count >= MOST_COUNTED:
+            due = [self._latest(now)]
+        return due, count
 
     def _latest(self, now: datetime) -> datetime:
         # From a little later, because an iteration backwards leaves out the instant that it starts from.
         backwards: Iterator[datetime] = CronSim(self._expression, now + timedelta(minutes=1), reverse=True)
         return next(tick for tick in backwards if tick <= now)
 
-    def _batch(self, due: list[datetime]) -> Batch:
+    def _batch(self, due: list[datetime], count: int) -> Batch:
         cursor = due[-1].isoformat()
         if self._missed == "catch-up":
             return Batch([self._record(tick, 1) for tick in due], cursor=cursor)
         on_time = self._now() - due[-1] <= timedelta(seconds=ON_TIME_SECONDS)
         if self._missed == "skip" and not on_time:
             return Batch([], cursor=cursor)
-        return Batch([self._record(due[-1], len(due) if self._missed == "once" else 1)], cursor=cursor)
+        return Batch([self._record(due[-1], count if self._missed == "once" else 1)], cursor=cursor)
 
     def _record(self, tick: datetime, stands_for: int) -> Record:
         at = tick.isoformat()
