@@ -4,7 +4,7 @@ Many items run side by side, and a dead process does not say which of them it wa
 which items were running. From that follows how far each of them is suspected:
 
 * *fresh*: never in flight at a death that somebody must answer for. Nobody makes fresh work wait.
-* *watched*: was there at one unexplained death. Runs beside a few other watched ones.
+* *watched*: was there at an unexplained death, or beside a suspect. Runs beside a few other watched ones.
 * *alone*: runs as the only suspect, for a limited time, in a slot of its own.
 
 A death has one of three causes. ORDERED (a stop, a restart, a deploy) counts for nobody. OWN (a fatal signal from
@@ -24,6 +24,7 @@ from typing import Final
 UNEXPLAINED_DEATHS: Final = 8
 # Fewer would not tell a killer from somebody who stood beside two of them.
 OWN_DEATHS: Final = 3
+ALONE_AFTER_KILLS: Final = 4
 QUIET_CAP_SECONDS: Final = 60.0
 WATCHED_AT_ONCE: Final = 8
 
@@ -55,14 +56,15 @@ class Charge:
     @property
     def suspicion(self) -> Suspicion:
         """How it is to be run."""
-        if self.crashes or self.kills > 1:
+        if self.crashes or self.kills >= ALONE_AFTER_KILLS:
             return Suspicion.ALONE
         return Suspicion.WATCHED if self.kills else Suspicion.FRESH
 
     @property
     def quiet_seconds(self) -> float:
         """How long the process must have lived before it runs again."""
-        return 0.0 if self.kills < 3 else min(QUIET_CAP_SECONDS, 2.0 ** (self.kills - 2))  # noqa: PLR2004 - from the third on
+        beyond = self.kills - ALONE_AFTER_KILLS
+        return 0.0 if beyond < 1 else min(QUIET_CAP_SECONDS, 2.0**beyond)
 
 
 def deaths_that_convict(max_attempts: int) -> tuple[int, int]:
@@ -93,4 +95,4 @@ def _own(there: list[Charge]) -> list[Charge]:
     watched = [replace(charge, kills=1) for charge in fresh]
     if len(suspects) == 1:
         return [replace(suspects[0], crashes=suspects[0].crashes + 1), *watched]
-    return [*(replace(charge, kills=max(charge.kills, 2)) for charge in suspects), *watched]
+    return [*(replace(charge, kills=max(charge.kills, ALONE_AFTER_KILLS)) for charge in suspects), *watched]
