@@ -1,0 +1,209 @@
+"""Adding durable_application() changes nothing that an author can see: python-telegram-bot beside itself."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("telegram.ext")
+
+from telegram import Update
+from telegram.error import TelegramError
+from telegram.ext import Application, ContextTypes, ConversationHandler, MessageHandler, filters
+
+from everdeck.errors import FeedError, SpecError
+from everdeck.feed import dispatcher
+from everdeck.feed.ptb import Persistence, current_item, durable_application
+from everdeck.testing.telegram import TelegramServer
+from feed.test_ptb import AT_ONCE, Apps
+
+KINDS = pytest.mark.parametrize("kind", ["stock", "durable"])
+
+
+@pytest.fixture
+def apps(telegram_server: TelegramServer, tmp_path: Path) -> Apps:
+    """A server and a place for the inbox."""
+    return Apps(telegram_server, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="telegram")
+
+
+def made(apps: Apps, kind: str, builder: Any = None, **options: Any) -> Any:
+    """An application, stock or durable with its defaults."""
+    builder = builder or apps.builder()
+    if kind == "stock":
+        return builder.build()
+    return durable_application(builder, apps.path, on_event=apps.heard, **{"retry": AT_ONCE} | options)
+
+
+@KINDS
+def test_a_poll_interval_does_not_slow_the_handling(apps: Apps, kind: str) -> None:
+    """It is a time between two questions to Telegram: twenty updates of one answer are handled at once."""
+
+    async def scenario() -> None:
+        app = made(apps, kind)
+
+        async def on_message(update: Update, _context: ContextTypes.DEFAULT_TYPE) -> None:
+            apps.saw(update.update_id)
+
+        app.add_handler(MessageHandler(filters.TEXT, on_message))
+        for number in range(20):
+            apps.server.say(str(number), chat_id=number + 1)
+        async with apps.polling(app, poll_interval=3.0):
+            async with asyncio.timeout(15):  # by one at a time it would be a minute
+                await apps.until(lambda: len(apps.seen) == 20)
+
+    asyncio.run(scenario())
+
+
+@KINDS
+def test_the_error_callback_is_called(apps: Apps, kind: str) -> None:
+    """With the library's own error, and the bot goes on."""
+
+    async def scenario() -> None:
+        app = made(apps, kind)
+
+        async def on_message(_update: Update, _context: ContextTypes.DEFAULT_TYPE) -> None:
+            apps.saw("hello")
+
+        def on_error(error: TelegramError) -> None:
+            apps.saw(type(error).__name__)
+
+        app.add_handler(MessageHandler(filters.TEXT, on_message))
+        apps.server.fail("getUpdates", 500)
+        apps.server.say("hello")
+        async with apps.polling(app, error_callback=on_error):
+            await apps.until(lambda: len(apps.seen) == 2)
+        assert apps.seen == ["NetworkError", "hello"]
+
+    asyncio.run(scenario())
+
+
+@KINDS
+def test_a_stop_waits_for_a_long_handler(apps: Apps, kind: str) -> None:
+    """Six seconds are not cut at four."""
+
+    async def scenario() -> None:
+        app = made(apps, kind)
+
+        async def on_message(_update: Update, _context: ContextTypes.DEFAULT_TYPE) -> None:
+            apps.saw("begun")
+            await asyncio.sleep(6)
+            apps.saw("ended")
+
+        app.add_handler(MessageHandler(filters.TEXT, on_message))
+        apps.server.say("go")
+        async with apps.polling(app):
+            await apps.until(lambda: apps.seen == ["begun"])
+        assert apps.seen == ["begun", "ended"]
+
+    asyncio.run(scenario())
+
+
+def test_a_handler_that_takes_too_long_is_a_failed_attempt(apps: Apps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where one runs at a time: the library's loop goes on with the next."""
+    monkeypatch.setattr(dispatcher, "LOOK_SECONDS", 0.02)
+
+    async def scenario() -> None:
+        app = made(apps, "durable", handler_timeout=0.2, max_attempts=2, order="none")
+
+        async def on_message(update: Update, _context: ContextTypes.DEFAULT_TYPE) -> None:
+            item = current_item()
+            assert item is not None
+            text = update.effective_message.text if update.effective_message else None
+            apps.saw((text, item.attempt))
+            if text == "hang":
+                await asyncio.Event().wait()
+
+        app.add_handler(MessageHandler(filters.TEXT, on_message))
+        apps.server.say("hang")
+        apps.server.say("next")
+        async with apps.polling(app):
+            await apps.until(lambda: any(event["what"] == "dead-letter" for event in apps.events))
+        assert sorted(apps.seen) == [("hang", 1), ("hang", 2), ("next", 1)]
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_durable_is_refused_at_once(apps: Apps) -> None:
+    """A built application, and swapped arguments."""
+    with pytest.raises(FeedError, match="already built"):
+        durable_application(apps.builder().build(), apps.path)
+    with pytest.raises(SpecError, match="an ApplicationBuilder"):
+        durable_application(apps.path, apps.builder())
+
+
+def test_the_persistence_is_committed_with_the_update(apps: Apps) -> None:
+    """A conversation goes on in the next life, and an attempt that failed has left nothing in it."""
+
+    def built() -> Any:
+        builder = apps.builder().persistence(Persistence())
+        app = made(apps, "durable", builder)
+
+        async def on_start(_update: Update, context: ContextTypes.DEFAULT_TYPE) -> int:
+            context.user_data["asked"] = "name"  # type: ignore[index]
+            apps.saw("start")
+            return 1
+
+        async def on_name(update: Update, context: ContextTypes.DEFAULT_TYPE) -> int:
+            apps.saw((update.effective_message.text, context.user_data["asked"]))  # type: ignore[union-attr, index]
+            return ConversationHandler.END
+
+        app.add_handler(
+            ConversationHandler(
+                [MessageHandler(filters.Regex("^begin$"), on_start)],
+                {1: [MessageHandler(filters.TEXT, on_name)]},
+                [],
+                name="form",
+                persistent=True,
+            )
+        )
+        return app
+
+    async def life(text: str, seen: int) -> None:
+        apps._more = asyncio.Event()  # of this loop
+        app = built()
+        apps.server.say(text)
+        async with apps.polling(app):
+            await apps.until(lambda: len(apps.seen) == seen)
+
+    asyncio.run(life("begin", 1))
+    asyncio.run(life("Bob", 2))
+    assert apps.seen == ["start", ("Bob", "name")]
+
+
+def test_with_the_outbox_a_repeated_handler_sends_nothing_twice(apps: Apps) -> None:
+    """Three attempts, one message; and each attempt has Telegram's own answer."""
+
+    async def scenario() -> None:
+        app = made(apps, "durable", outbox=True)
+
+        async def on_message(update: Update, context: ContextTypes.DEFAULT_TYPE) -> None:
+            item = current_item()
+            assert item is not None
+            assert update.effective_chat is not None
+            sent = await context.bot.send_message(update.effective_chat.id, "one moment")
+            apps.saw(sent.message_id)
+            if item.attempt < 3:
+                raise RuntimeError("not yet")
+
+        app.add_handler(MessageHandler(filters.TEXT, on_message))
+        apps.server.say("go")
+        async with apps.polling(app):
+            await apps.until(lambda: len(apps.seen) == 3)
+        assert len(set(apps.seen)) == 1
+        assert apps.server.sent() == ["one moment"]
+
+    asyncio.run(scenario())
+
+
+def test_the_builder_stays_a_builder(apps: Apps) -> None:
+    """The application is the library's own, and what the builder was given is kept."""
+    app = made(apps, "durable", apps.builder().concurrent_updates(4))
+    assert isinstance(app, Application)
+    assert app.concurrent_updates == 4
