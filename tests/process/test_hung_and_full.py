@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,26 @@ def test_open_does_not_wait_for_a_process_that_cannot_be_killed(tmp_path: Path) 
             until(lambda: deck.status("stuck").pid not in {None, pid}, "it goes on by itself")
             until(lambda: deck.status("stuck").state is not State.STOPPING, "and is what it should be")
             deck.stop_all()
+
+
+@pytest.mark.parametrize("what", ["program", "cwd"])
+def test_a_hung_file_system_fails_its_own_worker_and_freezes_nobody(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start is refused after its deadline; meanwhile the others are heard, and the owner can be ended."""
+    monkeypatch.setattr("everdeck.deck.reaching.DEADLINE_SECONDS", 1.0)
+    hung = tmp_path / "hung"
+    with hung_mount(hung), Deck(tmp_path / "state") as deck:
+        spec = (
+            {"command": [str(hung / "program")]} if what == "program" else {"command": FOREVER, "cwd": str(hung / "x")}
+        )
+        with ThreadPoolExecutor(1) as pool:
+            stuck = pool.submit(deck.start, "stuck", **spec)
+            assert deck.start("other", FOREVER, restart=Restart(backoff_seconds=0)).pid
+            assert deck.stop("other").state is State.STOPPED
+            with pytest.raises(SpawnFailed, match=r"does not answer"):
+                stuck.result(timeout=60)
+        assert [status.name for status in deck.list()] == ["other"]
 
 
 @pytest.mark.parametrize("how", ["shell", "redis"])

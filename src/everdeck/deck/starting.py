@@ -17,7 +17,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from everdeck.crashpoints import crash_point
-from everdeck.deck import notes
+from everdeck.deck import notes, reaching
 from everdeck.deck.ending import Ending, pid_of
 from everdeck.deck.engine import Launched, choose_port, port_is_free
 from everdeck.deck.parts import Parts
@@ -187,6 +187,8 @@ class Starting:
         """The lock, then the process; the record comes with those of the others."""
         parts, worker, spec = self._parts, order.worker, order.spec
         intent = worker.record
+        if spec.command and (paths := reaching.to_ask_about(spec.command, spec.cwd)):
+            await reaching.reached(paths, spec.command[0])
         if spec.secrets or order.before.spec.secrets:
             # Only now: until the intent was recorded, a crash would have started the old spec with the old secrets.
             parts.engine.forget_stale_secrets(intent.name, spec)
