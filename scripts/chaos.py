@@ -128,18 +128,32 @@ class Crowd:
             return next((user for user in self.users if user.pid == pid), None)
         return None
 
+    def pid(self, user: subprocess.Popen[bytes]) -> int:
+        """The process to hit: behind ``unshare`` it is its child, which may not be there yet."""
+        if not self._pid1:
+            return user.pid
+        children = Path(f"/proc/{user.pid}/task/{user.pid}/children")
+        while user.poll() is None:
+            if found := children.read_text().split():
+                return int(found[0])
+            time.sleep(0.001)
+        return user.pid
+
+    def _end(self, user: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid(user), signal.SIGKILL)
+        user.wait()
+
     def kill(self, user: subprocess.Popen[bytes], what: str) -> None:
         """End one user at once."""
-        user.kill()
-        user.wait()
+        self._end(user)
         self.users.remove(user)
         self.report.counts[what] += 1
 
     def end(self) -> None:
         """Nobody is left."""
         for user in self.users:
-            user.kill()
-            user.wait()
+            self._end(user)
         self.users.clear()
 
 
@@ -156,10 +170,13 @@ def _kill_at_random(crowd: Crowd, seconds: float, watcher: "Watcher", small: boo
             time.sleep(choice.expovariate(1 / 0.15))
             blow = choice.random()
             owner = crowd.owner()
-            if blow < 0.4 and owner is not None:
-                crowd.kill(owner, "owners killed")
-            elif blow < 0.45 and owner is not None:
-                _pause(crowd, owner)
+            if blow < 0.45:
+                if owner is None:
+                    continue
+                if blow < 0.4:
+                    crowd.kill(owner, "owners killed")
+                else:
+                    _pause(crowd, owner)
             elif blow < 0.5 and small:
                 _fill_disk(crowd)
             elif blow < 0.55 and len(crowd.users) > 1:
@@ -175,13 +192,14 @@ def _kill_at_random(crowd: Crowd, seconds: float, watcher: "Watcher", small: boo
 
 def _pause(crowd: Crowd, owner: subprocess.Popen[bytes]) -> None:
     """Stop the owner for a while; half of the time it dies without ever going on."""
-    os.kill(owner.pid, signal.SIGSTOP)
+    pid = crowd.pid(owner)
+    os.kill(pid, signal.SIGSTOP)
     crowd.report.counts["owners paused"] += 1
     time.sleep(crowd.choice.uniform(0.2, 1.5))
     if crowd.choice.random() < 0.5:
         crowd.kill(owner, "owners killed")
     else:
-        os.kill(owner.pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
 
 
 def _fill_disk(crowd: Crowd) -> None:

@@ -23,7 +23,16 @@ from msgspec import UNSET, Meta, UnsetType
 
 from everdeck.access import Role
 from everdeck.errors import ConfigRefused, NameRefused, SpecError
-from everdeck.model import EventKind, Sandbox, SandboxLevel, SatelliteSpec, Secret, WorkerSpec, worker_name
+from everdeck.model import (
+    DurabilityMode,
+    EventKind,
+    Sandbox,
+    SandboxLevel,
+    SatelliteSpec,
+    Secret,
+    WorkerSpec,
+    worker_name,
+)
 from everdeck.satellites import completed, option_schemas
 from everdeck.specforms import optional_fields
 
@@ -118,6 +127,15 @@ class ServerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ) = UNSET
 
 
+class DeckTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[deck]``: what holds for the deck as a whole."""
+
+    durability: Annotated[
+        DurabilityMode,
+        Meta(description="What an answer survives: a power cut, or the death of any process (quicker to give)."),
+    ] = "power"
+
+
 class NotifyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[notify]``: whom to tell, elsewhere, when something needs a person."""
 
@@ -160,6 +178,7 @@ class KubernetesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ConfigTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole of ``everdeck.toml``."""
 
+    deck: DeckTable = DeckTable()
     server: ServerTable = ServerTable()
     notify: NotifyTable | UnsetType = UNSET
     kubernetes: KubernetesTable = KubernetesTable()
@@ -177,6 +196,7 @@ class Config(msgspec.Struct, frozen=True):
     server: ServerTable = ServerTable()
     notify: Notify | None = None
     kubernetes: KubernetesTable = KubernetesTable()
+    deck: DeckTable = DeckTable()
 
 
 def load(path: str | Path) -> Config:
@@ -264,6 +284,7 @@ class _Reader:
         server = self._server()
         notify = self._notify()
         kubernetes = self._converted(("kubernetes",), self._document.get("kubernetes", {}), KubernetesTable)
+        deck = self._converted(("deck",), self._document.get("deck", {}), DeckTable)
         self._converted(("defaults",), self._defaults, DefaultsTable)
         templates = self._templates()
         workers = {name: spec for name, spec in self._workers(templates) if spec is not None}
@@ -274,7 +295,7 @@ class _Reader:
             raise ConfigRefused(str(self._file), tuple(ordered))
         whole_path = str(self._file.resolve())
         stored = {name: {**table, "_file": whole_path} for name, table in templates.items()}
-        return Config(whole_path, workers, stored, server, notify, kubernetes)
+        return Config(whole_path, workers, stored, server, notify, kubernetes, deck)
 
     def _problem(self, keys: tuple[str, ...], what: str) -> None:
         self._problems.append((self._line(keys), f"{_dotted(keys)}: {what}"))

@@ -92,6 +92,7 @@ class Containment(StrEnum):
 
 SandboxLevel: TypeAlias = Literal["off", "basic", "strict"]
 Lifetime: TypeAlias = Literal["bound", "adoptable"]
+DurabilityMode: TypeAlias = Literal["power", "process"]
 Policy: TypeAlias = Literal["always", "on-failure", "never"]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from everdeck import Deck, disk
-from everdeck.errors import SpecError
+from everdeck import Deck, config, disk
+from everdeck.errors import ConfigRefused, SpecError
 from everdeck.model import EventKind
 from everdeck.registry import Registry
 from support import deck_owner, power_trace
@@ -131,6 +131,16 @@ def test_an_answer_comes_after_its_sync_and_nothing_waits_longer_than_a_second(d
     waits = [one.at - one.written_at for one in syncs if one.written_at is not None]
     assert waits
     assert max(waits) < 5, "a second, and more only because the machine is busy"
+
+
+def test_the_file_says_what_an_answer_survives(tmp_path: Path) -> None:
+    """``[deck]`` in everdeck.toml; a word that is neither is refused with its line."""
+    file = tmp_path / "everdeck.toml"
+    file.write_text('[deck]\ndurability = "process"\n')
+    assert config.load(file).deck.durability == "process"
+    file.write_text('[deck]\ndurability = "always"\n')
+    with pytest.raises(ConfigRefused, match=r"line 2: deck\.durability"):
+        config.load(file)
 
 
 def test_an_unknown_durability_is_refused_by_name(tmp_path: Path) -> None:

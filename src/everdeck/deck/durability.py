@@ -12,13 +12,14 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, get_args
 
 from everdeck import disk
 from everdeck.errors import RegistryError, SpecError
+from everdeck.model import DurabilityMode
 from everdeck.registry import Registry
 
-DurabilityMode: TypeAlias = Literal["power", "process"]
+__all__ = ["Durability", "DurabilityMode"]
 
 _log: Final = logging.getLogger("everdeck.deck")
 _LATEST_SECONDS: Final = 0.8  # with the sync itself: within a second

@@ -139,7 +139,8 @@ class _Daemon:
                 loop.add_signal_handler(number, _nothing)
             elif number is not signal.SIGQUIT:
                 loop.add_signal_handler(number, self._leave.set)
-        deck = AsyncDeck(self._options.state_dir)
+        config = self._options.config
+        deck = AsyncDeck(self._options.state_dir, durability="power" if config is None else config.deck.durability)
         await deck.open()
         reaping = asyncio.ensure_future(_reap_orphans()) if self._is_init else None
         try:
