@@ -72,8 +72,10 @@ class WireClient:
                 self._connect()
             except (NoOwner, ClientError) as refusal:
                 self.close()
-                if time.monotonic() >= deadline or not flock.is_held(self._state.lock):
+                if not flock.is_held(self._state.lock):
                     raise NoOwner(f"no owner is running for {self._state.path}") from refusal
+                if time.monotonic() >= deadline:
+                    raise  # somebody owns it: what keeps it from answering is told as it is
                 time.sleep(_LOOK_AGAIN_SECONDS)  # noqa: TID251 - a socket that is not there yet gives no event
         return self.owner
 
