@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,11 +91,12 @@ def test_any_language_can_read_ack_reply_and_send(state: Path, bot: TelegramServ
             made = await client.post("/api/v1/workers", json=body)
             assert made.status_code == 201, made.text
             async with client.stream("GET", "/api/v1/messages", params={"worker": "bob"}) as stream:
-                first = await _handed(stream)
+                first = await _handed(stream.aiter_lines())
                 assert (first["message"]["text"], first["message"]["attempt"]) == ("hello", 1)
             # The reader went away without a word.
             async with client.stream("GET", "/api/v1/messages") as stream:
-                again = await _handed(stream)
+                lines = stream.aiter_lines()  # kept: a generator that is forgotten closes its stream
+                again = await _handed(lines)
                 assert (again["message"]["text"], again["message"]["attempt"]) == ("hello", 1)
                 late = await client.post(f"/api/v1/messages/{first['claim']}/ack", json={})
                 assert (late.status_code, late.json()["type"]) == (409, "urn:everdeck:message-lost")
@@ -145,10 +146,10 @@ def _refuse(text: str) -> None:
         raise ValueError("no")
 
 
-async def _handed(stream: httpx.Response) -> dict[str, Any]:
+async def _handed(lines: AsyncIterator[str]) -> dict[str, Any]:
     """The next message of a stream, as any language would read it."""
     name = ""
-    async for line in stream.aiter_lines():
+    async for line in lines:
         if line.startswith("event: "):
             name = line.removeprefix("event: ")
         elif line.startswith("data: ") and name == "message":

@@ -224,7 +224,11 @@ class Satellite:
     ) -> WorkerSpec:
         """A Telegram bot, by long polling. ``base_url`` may be a local Bot API server."""
         return Satellite.of(
-            "telegram", {"base_url": base_url, "first_run": first_run}, secrets={"TOKEN": token}, to=to, **fields
+            "telegram",
+            {"base_url": base_url, "first_run": first_run},
+            secrets=_with({"TOKEN": token}, fields),
+            to=to,
+            **fields,
         )
 
     @staticmethod
@@ -272,7 +276,7 @@ class Satellite:
             secrets["OAUTH"] = oauth
         elif oauth is not None:
             options["oauth_command"] = tuple(oauth)
-        return Satellite.of("gmail", options, secrets=secrets, to=to, **fields)
+        return Satellite.of("gmail", options, secrets=_with(secrets, fields), to=to, **fields)
 
     @staticmethod
     def smtp(
@@ -289,7 +293,7 @@ class Satellite:
         """An outbox: what ``deck.send`` and ``everdeck send`` give it is sent by SMTP."""
         options = {"host": host, "port": port, "tls": tls, "user": user, "sender": sender}
         secrets = {} if password is None else {"PASSWORD": password}
-        return Satellite.of("smtp", options, secrets=secrets, to=to, **fields)
+        return Satellite.of("smtp", options, secrets=_with(secrets, fields), to=to, **fields)
 
     @staticmethod
     def cron(
@@ -316,7 +320,9 @@ class Satellite:
         if preset is not None and secret is None:
             raise SpecError("secret", secret, f"a value: the preset {preset!r} checks signatures with it")
         secrets = {} if secret is None else {"SECRET": secret}
-        return Satellite.of("webhook", {"path": path, "preset": preset}, secrets=secrets, to=to, **fields)
+        return Satellite.of(
+            "webhook", {"path": path, "preset": preset}, secrets=_with(secrets, fields), to=to, **fields
+        )
 
     @staticmethod
     def of(
@@ -330,7 +336,7 @@ class Satellite:
         """A satellite of any kind, also of other packages."""
         target, path = _target(to)
         given = {name: value for name, value in (options or {}).items() if value is not None}
-        own = {**(secrets or {}), **fields.pop("secrets", {})}
+        own = dict(secrets or {})
         return completed(
             WorkerSpec.of(WorkerSpec((), satellite=SatelliteSpec(kind, given, target, path)), secrets=own, **fields)
         )
@@ -367,6 +373,11 @@ def option_schemas() -> dict[str, Any]:
 
 
 # --- helpers, in the order they are called ----------------------------------------------------------------------
+
+
+def _with(own: Mapping[str, SecretText], fields: dict[str, Any]) -> dict[str, SecretText]:
+    """The kind's secrets and those that were given as a field, such as TO_SECRET."""
+    return {**own, **fields.pop("secrets", {})}
 
 
 def _target(to: Target) -> tuple[str | tuple[str, ...] | None, str | None]:

@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -69,13 +70,14 @@ _ANSWERED_TRUE: Final = re.compile(
 )
 
 log = logging.getLogger(__name__)
+_peer: ContextVar[str] = ContextVar("everdeck_telegram_peer", default="")
 
 
 @dataclass(slots=True)
 class Poll:
     """One ``getUpdates`` request: what was asked, what the server made of it, what it answered.
 
-    ``status`` is None while the poll waits.
+    ``status`` is None while the poll waits. ``peer`` is the address of its connection, which tells pollers apart.
     """
 
     at: float
@@ -85,6 +87,7 @@ class Poll:
     token: str
     given: list[int] = field(default_factory=list)
     status: int | None = None
+    peer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,6 +470,8 @@ class TelegramServer:
             listening.set()
 
     async def _on_request(self, request: web.Request) -> web.StreamResponse:
+        name = request.transport.get_extra_info("peername") if request.transport is not None else None
+        _peer.set(f"{name[0]}:{name[1]}" if name else "")
         token, method = request.match_info["token"], request.match_info["method"].lower()
         try:
             params = await _params(request)
@@ -526,7 +531,7 @@ class TelegramServer:
             if offset == bot.previous_offset and now < bot.previous_start + 0.5:
                 limit = 1
             bot.previous_offset, bot.previous_start = offset, now
-            poll = Poll(self._now(), offset, limit, timeout, token)
+            poll = Poll(self._now(), offset, limit, timeout, token, peer=_peer.get())
             bot.polls.append(poll)
             if bot.webhook:
                 pause, waiting = self._conflict_pause_of(bot), None
