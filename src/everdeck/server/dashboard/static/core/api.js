@@ -57,6 +57,9 @@ export const api = {
   events: (query) => ask('GET', `events${search(query)}`),
   templates: () => ask('GET', 'templates'),
   spec: (name) => ask('GET', `workers/${segment(name)}/spec`),
+  feed: (name, signal) => ask('GET', `workers/${segment(name)}/feed`, undefined, signal),
+  decide: (name, number, verb) => ask('POST', `workers/${segment(name)}/feed/${segment(number)}/${verb}`),
+  satellites: () => ask('GET', 'satellites'),
   login,
   logout,
   /** The address of a download that the browser opens by itself, good for once and for a minute. */

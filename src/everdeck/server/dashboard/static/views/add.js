@@ -12,7 +12,7 @@ import { say } from '../widgets/toast.js';
 import { quoted, split } from '../widgets/words.js';
 
 const FRESH = {
-  name: '', template: '', command: '', cwd: null, lifetime: 'adoptable', port: false, env: [], secrets: [], labels: [],
+  kind: 'telegram', options: [], to: '', name: '', template: '', command: '', cwd: null, lifetime: 'adoptable', port: false, env: [], secrets: [], labels: [],
   policy: 'on-failure', max_crashes: '', window_seconds: '', backoff_seconds: '', grace_seconds: '', signal: '',
   health: 'none', health_target: '', interval_seconds: '', watchdog_seconds: '', memory_mb: '', pids: '', open_files: '', nice: '',
 };
@@ -93,8 +93,8 @@ export function AddView({ params }) {
         </fieldset>
         <fieldset class="panel"><legend>What it runs</legend>
           <div class="segments" role="radiogroup" aria-label="Made from">
-            ${[['template', 'A template'], ['command', 'A command']].map(([key, title]) => html`
-              <label key=${key} class=${classes('segment', mode === key && 'is-on')}><input type="radio" name="mode" value=${key} checked=${mode === key} disabled=${key === 'template' && (templates.length === 0 || Boolean(like))} onChange=${() => setMode(key)} />${title}</label>`)}
+            ${[['template', 'A template'], ['command', 'A command'], ['satellite', 'A satellite']].map(([key, title]) => html`
+              <label key=${key} class=${classes('segment', mode === key && 'is-on')}><input type="radio" name="mode" value=${key} checked=${mode === key} disabled=${(key === 'template' && templates.length === 0) || (key !== 'command' && Boolean(like))} onChange=${() => setMode(key)} />${title}</label>`)}
           </div>
           ${mode === 'template' ? html`
             <div class=${classes('field', errorFor('template') && 'is-wrong')}><label for="f-template">Template</label>
@@ -102,14 +102,14 @@ export function AddView({ params }) {
                 ${templates.map(({ name }) => html`<option key=${name} value=${name} selected=${name === form.template}>${name}</option>`)}</select>
               ${errorFor('template', 'command') && html`<p class="field-error" role="alert">${errorFor('template', 'command')}</p>`}
               ${template?.spec?.command && html`<p class="field-hint"><code>${template.spec.command.join(' ')}</code></p>`}
-            </div>` : html`
+            </div>` : mode === 'satellite' ? html`<${SatelliteFields} form=${form} set=${set} errorFor=${errorFor} />` : html`
             <${Field} label="Command" name="command" value=${form.command} onInput=${set('command')} error=${errorFor('command') || (words.open ? 'A quote is not closed.' : null)} mono placeholder="python3 bot.py --user alice" spellcheck=${false} autocomplete="off"
               hint=${words.words.length ? html`Runs as ${words.words.map((word, i) => html`<code class="word" key=${i}>${word}</code>`)}` : 'The program and its arguments, quoted as in a shell. No shell is started.'} />
             <${Field} label="Working directory" name="cwd" value=${form.cwd ?? place} onInput=${set('cwd')} error=${errorFor('cwd')} mono spellcheck=${false} autocomplete="off" hint="Where the command finds its files. Empty: the worker's own data directory." />`}
         </fieldset>
         <fieldset class="panel"><legend>Its environment</legend>
           <${Pairs} title="Variables" name="env" pairs=${form.env} onPairs=${set('env')} error=${errorFor('env')} keyLabel="Variable" />
-          ${mode === 'command' && html`
+          ${mode !== 'template' && html`
             <${Pairs} title="Secrets" name="secrets" pairs=${form.secrets} onPairs=${set('secrets')} error=${errorFor('secrets')} keyLabel="Secret" secret hint=${params.edit ? 'A value that is left empty stays as it is.' : 'Reach the worker as files in $CREDENTIALS_DIRECTORY; never shown again.'} />`}
         </fieldset>
         ${mode === 'command' && html`
@@ -143,8 +143,26 @@ export function AddView({ params }) {
     </div>`;
 }
 
+/** Which account a satellite joins. Its token or password is a secret, and is never shown again. */
+function SatelliteFields({ form, set, errorFor }) {
+  const [kinds, setKinds] = useState([]);
+  useEffect(() => { api.satellites().then(setKinds, () => {}); }, []);
+  const kind = kinds.find((one) => one.name === form.kind);
+  const choose = (name) => {
+    set('kind')(name);
+    const wanted = kinds.find((one) => one.name === name)?.secrets.slice(0, 1) || [];
+    set('secrets')(wanted.map((key) => [key, '']));
+  };
+  useEffect(() => { if (kinds.length && !form.secrets.length) choose(form.kind); }, [kinds]);
+  return html`
+    <div class="field"><label for="f-kind">Kind</label><select id="f-kind" name="kind" value=${form.kind} onChange=${(e) => choose(e.target.value)}>${kinds.map((one) => html`<option key=${one.name} value=${one.name} selected=${one.name === form.kind}>${one.name}</option>`)}</select>
+      ${kind && html`<p class="field-hint">${kind.text}${kind.secrets.length ? `; secrets: ${kind.secrets.join(', ')}` : ''}</p>`}</div>
+    <${Pairs} title="Options" name="options" pairs=${form.options} onPairs=${set('options')} error=${errorFor('satellite', 'satellite.options')} keyLabel="Option" hint=${kind ? `Known: ${Object.keys(Object.values(kind.options.$defs)[0].properties).join(', ')}` : ''} />
+    <${Field} label="Messages go to" name="to" value=${form.to} onInput=${set('to')} error=${errorFor('to', 'satellite.to')} mono placeholder="your program: deck.messages()" hint="A URL or module:function. Empty: your program reads them." />`;
+}
+
 const ANCHORS = [
-  'name', 'template', 'command', 'cwd', 'env', 'secrets', 'restart.policy', 'restart.max_crashes', 'restart.window_seconds', 'restart.backoff_seconds',
+  'satellite', 'satellite.options', 'to', 'satellite.to', 'name', 'template', 'command', 'cwd', 'env', 'secrets', 'restart.policy', 'restart.max_crashes', 'restart.window_seconds', 'restart.backoff_seconds',
   'restart.backoff_cap_seconds', 'stop.signal', 'stop.grace_seconds', 'health', 'limits.memory_bytes', 'limits.open_files', 'limits.nice', 'labels',
 ];
 
@@ -180,6 +198,10 @@ function requestOf(mode, form, place, base = null) {
   const env = mapping(form.env);
   if (mode === 'template') return { name: form.name.trim(), template: form.template, ...(env ? { env } : {}) };
   const secrets = mapping(form.secrets);
+  if (mode === 'satellite') {
+    const options = Object.fromEntries(form.options.filter(([key]) => key).map(([key, value]) => [key, ['true', 'false'].includes(value) ? value === 'true' : number(value)]));
+    return { name: form.name.trim(), satellite: { kind: form.kind, ...options, ...(form.to.trim() ? { to: form.to.trim() } : {}) }, ...(secrets ? { secrets } : {}), ...(env ? { env } : {}) };
+  }
   const megabytes = number(form.memory_mb);
   const own = some({
     cwd: (form.cwd ?? place).trim(), env, labels: mapping(form.labels),

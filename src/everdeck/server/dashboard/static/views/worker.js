@@ -6,6 +6,7 @@ import { connection, learn, onEvent, showing, workers } from '../core/deck.js';
 import { bytes, exit, percent } from '../core/format.js';
 import { useKeys } from '../core/keys.js';
 import { go, link } from '../core/router.js';
+import { Feed } from '../widgets/feed.js';
 import { Icon } from '../widgets/icons.js';
 import { Layers } from '../widgets/layers.js';
 import { Log } from '../widgets/log.js';
@@ -74,6 +75,7 @@ export function WorkerView({ name }) {
         <div class="worker-main"><${Log} name=${name} key=${name} /><${Timeline} name=${name} key=${`t ${name}`} /></div>
         <div class="worker-side">
           <${Plots} name=${name} alive=${Boolean(status.pid)} key=${name} />
+          ${spec?.satellite && html`<${Feed} name=${name} key=${`f ${name}`} />`}
           ${detail.value && html`
             <${Layers} layers=${detail.value.layers} />
             <${ProcessTree} tree=${detail.value.tree} />
