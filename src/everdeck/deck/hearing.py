@@ -12,6 +12,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from everdeck.child import EVENT_FIELD, WORKER_ENV
+from everdeck.deck.budget import Budget
 from everdeck.deck.ending import pid_of
 from everdeck.deck.gather import Gathered
 from everdeck.deck.healing import Healing
@@ -27,6 +28,11 @@ from everdeck.registry import Record
 _log: Final = logging.getLogger("everdeck.deck")
 _LONGEST_STATUS: Final = 500
 _STATUS_SECONDS: Final = 1.0
+_EVENT_BYTES: Final = 4096
+_EVENTS_AT_ONCE: Final = 500  # a feed that works off a backlog reports in bursts
+_EVENTS_PER_SECOND: Final = 50.0
+_STRANGERS_AT_ONCE: Final = 20
+_STRANGERS_PER_SECOND: Final = 5.0
 
 
 class Hearing:
@@ -37,6 +43,8 @@ class Hearing:
         self._starting = starting
         self._healing = healing
         self._said: dict[str, Worker] = {}
+        self._events: dict[str, Budget] = {}
+        self._strangers = Budget(_STRANGERS_AT_ONCE, _STRANGERS_PER_SECOND)
 
     # --- the notify socket --------------------------------------------------------------------------------------
 
@@ -52,14 +60,19 @@ class Hearing:
         """Whose process spoke: first the worker that its environment names is looked at, and only then all of them."""
         claimed = self._parts.workers.get(environment_of(said.pid).get(WORKER_ENV, ""))
         name = None if claimed is None else _spoken_by(said, [claimed])
-        return name or _spoken_by(said, self._parts.workers.values())
+        # Looking at everybody is what a stranger's flood would cost us; who names his worker is not kept waiting.
+        if name is None and self._strangers.allows(self._parts.loop.time()):
+            name = _spoken_by(said, self._parts.workers.values())
+            if name is None:
+                _log.info("notification from pid %d (uid %d) ignored: not part of any worker", said.pid, said.uid)
+        return name
 
     def _hear(self, said: Notification) -> None:
         name = self._speaker(said)
         worker = None if name is None else self._parts.workers.get(name)
         if worker is None:
-            _log.info("notification from pid %d ignored: not part of any worker", said.pid)
-        elif worker.record.spec.health is not None:
+            return
+        if worker.record.spec.health is not None:
             self._parts.health.notified(worker.name, said.fields)
         else:
             self._hear_unasked(worker, said.fields)
@@ -104,7 +117,17 @@ class Hearing:
                 worker.record = record
 
     def said_event(self, name: str, detail: dict[str, Any]) -> None:
-        """An event of the worker's own, for example of its feed."""
+        """An event of the worker's own, for example of its feed; of a flood only so many, and how many came."""
+        now, budget = self._parts.loop.time(), self._events.get(name)
+        if budget is None:
+            budget = self._events[name] = Budget(_EVENTS_AT_ONCE, _EVENTS_PER_SECOND)
+        if not budget.allows(now):
+            return
+        if refused := budget.told():
+            self._note_event(name, EventKind.FEED, {"what": "events-dropped", "count": refused})
+        if len(json.dumps(detail)) > _EVENT_BYTES:
+            self._note_event(name, EventKind.FEED, {"what": "event-too-large", "most_bytes": _EVENT_BYTES})
+            return
         worker = self._parts.workers.get(name)
         if worker is not None:
             match detail:

@@ -489,11 +489,15 @@ def leader_by_cookie(tree: Tree) -> tuple[int, Identity] | None:
 def leader_by_lock(lock_path: Path) -> tuple[int, Identity] | None:
     """The session leader among those to whom the lock was handed down, with a pidfd that is the caller's.
 
-    A program that overwrites its environment shows no cookie any more; its lock it still holds.
+    A program that overwrites its environment shows no cookie any more; its lock it still holds. A descriptor can be
+    passed to anybody, so whoever is not of the worker's account is a stranger.
     """
+    account = containment.account_of(lock_path)
     for pid in flock.holders(lock_path):
         with contextlib.suppress(KernelError):
             if ids.read_stat(pid).session != pid or not flock.is_heir(lock_path, pid):
+                continue
+            if account != os.geteuid() and ids.accounts_of(pid) != {account}:
                 continue
             pidfd = ids.open_pidfd(pid)
             try:

@@ -30,6 +30,9 @@ KILL_PATIENCE_SECONDS: Final = 10.0
 # Somebody holds the lock whom /proc does not show (another pid namespace): there is no descriptor to wait for,
 # so this is the one place that has to look again by time.
 _UNSEEN_HOLDER_SECONDS: Final = 0.05
+_LONGEST_LOOK_SECONDS: Final = (
+    2.0  # a look is a pass over /proc; a descriptor left in an unread socket may stay for ever
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class _Course:
     awaited: dict[int, int] = field(default_factory=dict)  # pidfd -> pid
     killed: tuple[Survivor, ...] = ()
     look_again_at: float | None = None
+    look_seconds: float = _UNSEEN_HOLDER_SECONDS
 
 
 class Escalation:
@@ -192,7 +196,8 @@ class Escalation:
                 holders = tuple(Survivor(pid, ids.command_line(pid)) for pid in strangers)
                 self._finish(course, Outcome(gone=False, killed=course.killed, strangers=holders))
             else:
-                course.look_again_at = self._now() + _UNSEEN_HOLDER_SECONDS
+                course.look_again_at = self._now() + course.look_seconds
+                course.look_seconds = min(2 * course.look_seconds, _LONGEST_LOOK_SECONDS)
 
     def _escalate_overdue(self) -> None:
         now = self._now()

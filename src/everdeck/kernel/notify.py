@@ -35,6 +35,7 @@ _CREDENTIALS: Final = struct.Struct("=iII")
 _SO_PASSPIDFD: Final = 76
 _SCM_PIDFD: Final = 4
 _MAX_FDS: Final = 16  # more than a message of ours needs; all of them are closed
+MOST_PER_TURN: Final = 64
 _MOST_ANCESTORS: Final = 32
 
 
@@ -76,14 +77,19 @@ class NotifySocket:
         return self._socket.fileno()
 
     def receive(self) -> Iterator[Notification]:
-        """What has been said since; ends when nothing is left.
+        """What has been said since, at most :data:`MOST_PER_TURN` of it; ends when nothing is left.
+
+        More stays in the queue and the descriptor readable, so whoever waits for the loop comes before the rest of a
+        flood.
 
         Handle each one before asking for the next: its pidfd is closed then. A sender that waits for us
         (``BARRIER=1``, as systemd-notify does) is let go only when the datagrams before it were handled, so it is
         still alive while they are looked up.
         """
+        left = MOST_PER_TURN
         room = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4) + socket.CMSG_SPACE(4 * _MAX_FDS)
-        while True:
+        while left > 0:
+            left -= 1
             try:
                 data, ancillary, flags, _ = self._socket.recvmsg(_MESSAGE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:

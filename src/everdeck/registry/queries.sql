@@ -58,3 +58,9 @@ DELETE FROM requests WHERE at < :before;
 
 -- name: forget_requests_begun
 DELETE FROM requests WHERE event IS NULL;
+
+-- name: forget_oldest_feed_events
+DELETE FROM events WHERE id IN (
+    SELECT id FROM events WHERE kind = 'feed' ORDER BY id
+    LIMIT (SELECT count(*) / 2 + 1 FROM events WHERE kind = 'feed')
+);

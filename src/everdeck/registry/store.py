@@ -19,6 +19,7 @@ set aside under a name that tells so, and the deck begins a new one.
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
 import sqlite3
@@ -40,9 +41,12 @@ if TYPE_CHECKING:
 
 Desired: TypeAlias = Literal["running", "stopped"]
 
+_log: Final = logging.getLogger("everdeck.registry")
+
 EVENTS_KEPT: Final = 100_000
 ASKED_EVENTS_KEPT: Final = 20_000
 """Of those that tell what somebody asked for, also where they are older than the others that are kept."""
+MOST_BYTES: Final = 128_000_000
 _PRUNE_EVERY: Final = 1_000
 _IDS_IN_A_BLOCK: Final = 10_000
 _IDS_SUFFIX: Final = "-ids"
@@ -330,7 +334,20 @@ class Registry:
                 self._since_pruning = 0
                 self.connection.execute(_sql("forget_events_up_to"), {"id": event_id - EVENTS_KEPT})
                 self.connection.execute(_sql("forget_asked_events"), {"kept": ASKED_EVENTS_KEPT})
+                self._keep_within_bytes()
         return Event(event_id, datetime.fromtimestamp(at, UTC), worker, kind, detail)
+
+    def _keep_within_bytes(self) -> None:
+        """Workers' own events must not fill the disk, nor push out what happened to others: theirs go first."""
+        pages, size, free = (
+            self.connection.execute(f"PRAGMA {word}").fetchone()[0]
+            for word in ("page_count", "page_size", "freelist_count")
+        )
+        if (pages - free) * size > MOST_BYTES:
+            dropped = self.connection.execute(_sql("forget_oldest_feed_events")).rowcount
+            _log.warning(
+                "the registry is larger than %d bytes: the oldest %d feed events were dropped", MOST_BYTES, dropped
+            )
 
     def _reserve_ids(self, up_to: int) -> None:
         disk.replace_file(_ids_path(self.path), f"{up_to}\n".encode())

@@ -1,0 +1,120 @@
+"""Who is heard, and how much of it."""
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+
+from everdeck import AsyncDeck
+from everdeck.deck import hearing
+from everdeck.kernel import notify
+from everdeck.model import EventKind
+from support.hostile_accounts import Account, open_place
+
+FLOOD = """
+import json, os, socket, sys, time
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+s.connect(os.environ["NOTIFY_SOCKET"])
+for n in range(int(sys.argv[1])):
+    s.send(("X_EVERDECK_EVENT=" + json.dumps({"what": "x", "n": n, "pad": "y" * int(sys.argv[2])})).encode())
+s.send(b"STATUS=done")
+time.sleep(1000)
+"""
+
+
+async def _done(deck: AsyncDeck) -> None:
+    async with asyncio.timeout(120):
+        while (await deck.status("alice")).status_text != "done":  # noqa: ASYNC110 - what it says is no event
+            await asyncio.sleep(0.02)
+
+
+def test_a_flood_of_events_is_cut_and_told() -> None:
+    """The others are answered meanwhile; the registry holds what the budget allows, and says that more came."""
+
+    async def scenario(place: Path) -> None:
+        async with AsyncDeck(place / "state") as deck:
+            count = hearing._EVENTS_AT_ONCE * 6
+            await deck.start("alice", [sys.executable, "-c", FLOOD, str(count), "1000"])
+            await _done(deck)
+            await deck.restart("alice")
+            await _done(deck)
+            feed = [event.detail for event in await deck.events() if event.kind is EventKind.FEED]
+            assert len(feed) < count
+            dropped = sum(detail["count"] for detail in feed if detail["what"] == "events-dropped")
+            assert dropped > 0
+            await deck.stop("alice")
+
+    with open_place() as place:
+        asyncio.run(scenario(place))
+
+
+def test_an_event_is_four_kilobytes_at_most() -> None:
+    """A larger one is not kept; that it came is."""
+
+    async def scenario(place: Path) -> None:
+        async with AsyncDeck(place / "state") as deck:
+            await deck.start("alice", [sys.executable, "-c", FLOOD, "3", "5000"])
+            await _done(deck)
+            feed = [event.detail["what"] for event in await deck.events() if event.kind is EventKind.FEED]
+            assert feed == ["event-too-large"] * 3
+            await deck.stop("alice")
+
+    with open_place() as place:
+        asyncio.run(scenario(place))
+
+
+def test_a_turn_takes_a_bounded_number(tmp_path: Path) -> None:
+    """The rest waits in the queue, and so does nobody else."""
+    ear = notify.NotifySocket(tmp_path)
+    try:
+        heard = 0
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as speaker:
+            speaker.setblocking(False)
+            speaker.connect(ear.address)
+            sent = 0
+            try:
+                while sent < notify.MOST_PER_TURN * 3:
+                    speaker.send(b"STATUS=x")
+                    sent += 1
+            except BlockingIOError:
+                pass
+            heard = sum(1 for _ in ear.receive())
+        assert heard == min(sent, notify.MOST_PER_TURN)
+    finally:
+        ear.close()
+
+
+def test_a_stolen_cookie_does_not_speak(place: Path, mallory: Account, victim: Account) -> None:
+    """The cookie of another account's worker, in the environment of a process that is not of its tree."""
+
+    async def scenario() -> None:
+        async with AsyncDeck(place / "state") as deck:
+            status = await deck.start("alice", ["sleep", "1000"], user=victim.name)
+            environment = dict(
+                pair.split("=", 1) for pair in _environment(status.pid).decode().split("\0") if "=" in pair
+            )
+            say = (
+                "import os, socket; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM);"
+                "s.connect(os.environ['NOTIFY_SOCKET']); s.send(b'STATUS=forged'); s.send(b'READY=1'); input()"
+            )
+            for account in (mallory, victim):  # the second has the account, and is not in the cgroup
+                who = {"user": account.uid, "group": account.gid, "extra_groups": []}
+                words = ("/usr/bin/python3", "-c", say)
+                forger = await asyncio.create_subprocess_exec(*words, env=environment, stdin=-1, cwd="/", **who)
+                await asyncio.sleep(1)
+                await forger.communicate(b"\n")
+            said = (await deck.status("alice")).status_text
+            assert said is None
+            await deck.stop("alice")
+
+    from everdeck.kernel import containment
+
+    if containment.cgroup_home() is None or not Path("/usr/bin/python3").exists():
+        import pytest
+
+        pytest.skip("needs a writable cgroup v2 directory and /usr/bin/python3")
+    asyncio.run(scenario())
+
+
+def _environment(pid: int | None) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
