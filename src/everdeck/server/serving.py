@@ -37,6 +37,7 @@ from everdeck.errors import DeckError
 from everdeck.kernel import unixsocket
 from everdeck.statedir import HTTP_SOCKET
 from everdeck.verbs import Caller
+from everdeck.wire.listening import serve_unix
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -106,10 +107,7 @@ class HttpFront:
         if self._people:
             _open_to_others(state_dir, path)
         self._bound[path] = os.lstat(path)
-        loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(
-            lambda: self._protocol(config, local=True), sock=_own(listener), backlog=ACCEPTED_PER_TURN
-        )
+        server = await serve_unix(lambda: self._protocol(config, local=True), _own(listener), backlog=ACCEPTED_PER_TURN)
         # asyncio takes one number for both: the kernel's queue, and how many it accepts before it looks at them.
         listener.listen(BACKLOG)
         self._servers["unix"] = server

@@ -26,6 +26,7 @@ from everdeck.model import EventKind
 from everdeck.verbs import Caller, Member, asked_by
 from everdeck.wire import frames
 from everdeck.wire.frames import Answer, Answered, Ask, Cancel, Cutter, FrameRefused, Hello, Item, More, Refused
+from everdeck.wire.listening import serve_unix
 from everdeck.wire.requests import Served, Stream, Verb, decode_verb
 
 _log: Final = logging.getLogger("everdeck.wire")
@@ -59,8 +60,7 @@ class WireServer:
 
     async def open(self) -> None:
         """Begin to answer; who connected while the deck was being recovered has waited in the kernel's queue."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _Connection(self), sock=self.listener)
+        self._server = await serve_unix(lambda: _Connection(self), self.listener)
 
     def joined(self) -> list[Member]:
         """The members that are connected, oldest first."""
