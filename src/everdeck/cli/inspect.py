@@ -51,6 +51,10 @@ def inspect(options: Namespace) -> int:
     if not is_elsewhere(options.where):
         place = StateDir.at(options.state.absolute()).worker(name)
         found["paths"] = {part: str(getattr(place, part)) for part in ("path", "log", "data", "secrets", "lock")}
+        if spec["satellite"] is not None:
+            from everdeck.satellites import FEED, bridge
+
+            found["feed"] = msgspec.to_builtins(bridge.feed_status(place.data / FEED, name))
     spec["cwd"] = spec["cwd"] or found["paths"].get("data") or "its data/"
     if options.json:
         json.dump(found, sys.stdout)
@@ -109,12 +113,24 @@ def _sections(found: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
     tree = [(str(process["pid"]), process["command"] or process["name"]) for process in found["tree"]]
     return [
         (status["name"], now),
+        *([("Its feed", _feed(found["feed"]))] if "feed" in found else []),
         ("What it runs", what),
         ("What protects it", layers),
         ("What it cannot do", held),
         ("Its processes", tree or [("none", "")]),
         ("How it ended before, newest first", ends or [("never", "")]),
         ("Its files", list(found["paths"].items()) or [("on the daemon's machine", "")]),
+    ]
+
+
+def _feed(feed: dict[str, Any]) -> list[tuple[str, str]]:
+    contact = (feed["last_contact_at"] or "never")[:19].replace("T", " ")
+    return [
+        ("account", feed["account"] or "-"),
+        ("connection", feed["connection"] + (f": {feed['error']}" if feed["error"] else "")),
+        ("last contact", contact),
+        ("in", ", ".join(f"{feed[one]:,} {one.replace('_', ' ')}" for one in ("waiting", "in_flight", "done", "dead"))),
+        ("out", f"{feed['to_send']:,} to send, {feed['unsent']:,} unsent"),
     ]
 
 

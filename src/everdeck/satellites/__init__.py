@@ -21,13 +21,15 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from msgspec.structs import replace
 
+from everdeck.child import runtime_directory
 from everdeck.errors import SpecError
-from everdeck.model import Health, SatelliteSpec, Secret, WorkerSpec
+from everdeck.model import Health, Sandbox, SatelliteSpec, Secret, WorkerSpec
 
 __all__ = ["KindEntry", "Satellite", "Target", "kind_of", "kinds"]
 
@@ -352,6 +354,7 @@ def completed(spec: WorkerSpec) -> WorkerSpec:
         return spec
     entry = kind_of(asked.kind)
     options = _checked_options(entry, asked.options)
+    spec = replace(spec, sandbox=_opened(spec.sandbox, asked, options))
     for group in entry.needs:
         if not set(group) & set(spec.secrets):
             raise SpecError(
@@ -365,6 +368,26 @@ def completed(spec: WorkerSpec) -> WorkerSpec:
         port=spec.port or entry.port,
         satellite=replace(asked, options=options),
     )
+
+
+def _opened(sandbox: Sandbox, asked: SatelliteSpec, options: Mapping[str, Any]) -> Sandbox:
+    """A strict sandbox with what every satellite needs: its interpreter, its code, and the ports of its account."""
+    if sandbox.level != "strict":
+        return sandbox
+    code = {
+        sys.prefix,
+        sys.base_prefix,
+        str(Path(__file__).resolve().parents[2]),
+        *([asked.path] if asked.path else []),
+    }
+    urls = [value for value in (*options.values(), asked.to) if isinstance(value, str) and "://" in value]
+    ports = {value for name, value in options.items() if name.endswith("port") and type(value) is int}
+    ports |= {(parts := urlsplit(url)).port or (80 if parts.scheme == "http" else 443) for url in urls}
+    read = tuple(dict.fromkeys((*sandbox.read, *sorted(path for path in code if Path(path).is_dir()))))
+    connect = sandbox.tcp_connect if sandbox.tcp_connect == "any" else tuple(sorted({*sandbox.tcp_connect, *ports}))
+    # The lock that makes it the one poller of its token lies in this user's runtime directory.
+    write = tuple(dict.fromkeys((*sandbox.write, runtime_directory())))
+    return replace(sandbox, read=read, write=write, tcp_connect=connect)
 
 
 def option_schemas() -> dict[str, Any]:
