@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -301,8 +302,24 @@ def test_whatever_arrives_the_owner_serves_on(served: tuple[Deck, Path], bodies:
         while raw.recv(1 << 16):
             pass
     raw.close()
+    frames_sent["all"] += len(bodies)
+    frames_sent["examples"] += 1
+    if frames_sent["examples"] % 10 == 0:
+        with WireClient(state) as owner:
+            assert owner.ask(requests.Status("alice")).name == "alice"
+
+
+frames_sent: Counter[str] = Counter()
+
+
+def test_that_many_frames_were_sent(served: tuple[Deck, Path]) -> None:
+    """After all of them the owner has no connection left and answers as before."""
+    deck, state = served
+    print(f"{frames_sent['all']} frames in {frames_sent['examples']} connections")
+    assert frames_sent["examples"] >= FRAMES
     with WireClient(state) as owner:
         assert owner.ask(requests.Status("alice")).name == "alice"
+    assert [member.owner for member in deck.members()] == [True]
 
 
 def test_a_pattern_that_is_none_is_the_callers_fault(served: tuple[Deck, Path]) -> None:
