@@ -6,7 +6,8 @@ items delays another key by one item at most. Items without a key are lanes of t
 A *suspect* was in flight when a process died (see ``blame``). Suspects have slots of their own: a few watched ones side
 by side, or one alone. They never take a slot from fresh work, and one that takes long gives its slot to the next.
 
-Only numbers and keys are held here, never payloads: a backlog of 50,000 items is a few megabytes.
+Only numbers and keys are held here, never payloads. An item without a key is only a number among the turns: a backlog
+of 50,000 of them is two megabytes.
 """
 
 from bisect import insort
@@ -34,7 +35,7 @@ class Lanes:
     _on_trial: dict[LaneKey, Suspicion] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return sum(map(len, self._queued.values()))
+        return len(self.seqs())
 
     @property
     def in_flight(self) -> int:
@@ -43,7 +44,10 @@ class Lanes:
 
     def add(self, seq: int, key: str | None) -> LaneKey:
         """A new item, behind the others of its key."""
-        lane: LaneKey = seq if key is None else key
+        if key is None:
+            self._turns.append(seq)
+            return seq
+        lane: LaneKey = key
         queue = self._queued.get(lane)
         if queue is None:
             self._queued[lane] = [seq]
@@ -64,7 +68,7 @@ class Lanes:
         picked: list[tuple[int, LaneKey]] = []
         while self._turns and len(picked) < most:
             lane = self._turns.popleft()
-            if self._queued[lane][0] in self._suspects:
+            if self._head(lane) in self._suspects:
                 self._suspect_turns.append(lane)
             else:
                 picked.append((self._start(lane), lane))
@@ -110,7 +114,10 @@ class Lanes:
 
     def seqs(self) -> set[int]:
         """The numbers of everything that waits."""
-        return {seq for queue in self._queued.values() for seq in queue}
+        loose = (lane for lanes in (self._turns, self._suspect_turns, self._waits) for lane in lanes)
+        return {seq for queue in self._queued.values() for seq in queue} | {
+            lane for lane in loose if isinstance(lane, int) and lane not in self._queued
+        }
 
     def release(self, lane: LaneKey) -> None:
         """The item in flight is finished; the next of its lane waits for its turn."""
@@ -130,7 +137,8 @@ class Lanes:
     def put_back(self, seq: int, lane: LaneKey, due: float | None = None) -> None:
         """The item in flight is not finished: it is first in its lane again, not before ``due``."""
         self._free(lane)
-        self._queued.setdefault(lane, []).insert(0, seq)
+        if lane != seq:
+            self._queued.setdefault(lane, []).insert(0, seq)
         if due is None:
             self._turns.appendleft(lane)
         else:
@@ -160,26 +168,32 @@ class Lanes:
     # --- helpers ---
 
     def _start(self, lane: LaneKey) -> int:
-        queue = self._queued[lane]
+        self._busy.add(lane)
+        queue = self._queued.get(lane)
+        if queue is None:
+            return int(lane)  # an item without a key
         seq = queue.pop(0)
         if not queue:
             del self._queued[lane]
-        self._busy.add(lane)
         return seq
+
+    def _head(self, lane: LaneKey) -> int:
+        queue = self._queued.get(lane)
+        return int(lane) if queue is None else queue[0]
 
     def _sort_out(self, now: float) -> None:
         """Let suspects that are next in their lanes wait with the other suspects."""
         self._wake(now)
         if self._suspects:
             for _ in range(len(self._turns)):
-                if self._queued[self._turns[0]][0] not in self._suspects:
+                if self._head(self._turns[0]) not in self._suspects:
                     break
                 self._suspect_turns.append(self._turns.popleft())
 
     def _may_try(self, lane: LaneKey) -> bool:
         if not self._on_trial:
             return True
-        how = self._suspects.get(self._queued[lane][0], Suspicion.FRESH)
+        how = self._suspects.get(self._head(lane), Suspicion.FRESH)
         alone = how is Suspicion.ALONE or Suspicion.ALONE in self._on_trial.values()
         return not alone and len(self._on_trial) < WATCHED_AT_ONCE
 
