@@ -16,7 +16,7 @@ import json, os, socket, sys, time
 s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 s.connect(os.environ["NOTIFY_SOCKET"])
 for n in range(int(sys.argv[1])):
-    s.send(("X_EVERDECK_EVENT=" + json.dumps({"what": "x", "n": n, "pad": "y" * int(sys.argv[2])})).encode())
+    event = json.dumps({"what": "x", "n": n, "pad": "y" * int(sys.argv[2])})).encode())
 s.send(b"STATUS=done")
 time.sleep(1000)
 """
@@ -118,3 +118,32 @@ def test_a_stolen_cookie_does_not_speak(place: Path, mallory: Account, victim: A
 
 def _environment(pid: int | None) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+SAYS = """
+import json, os, socket, time
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+s.connect(os.environ["NOTIFY_SOCKET"])
+event = json.dumps({"what": "a\\x1b]0;owned\\x07b\\nforged: line", "deep": [{"k\\x1b": "\\x9b"}]})
+s.send(("X_EVERDECK_EVENT=" + event).encode())
+s.send(b"STATUS=done")
+time.sleep(1000)
+"""
+
+
+def test_what_a_worker_says_and_is_called_acts_on_no_terminal() -> None:
+    """Escapes inside JSON, and a command line with escapes and line breaks, are shown as they are written in code."""
+
+    async def scenario(place: Path) -> None:
+        async with AsyncDeck(place / "state") as deck:
+            await deck.start("alice", [sys.executable, "-c", SAYS, "\x1b]0;owned\x07\nforged"])
+            await _done(deck)
+            feed = [event.detail for event in await deck.events() if event.kind is EventKind.FEED]
+            assert feed == [{"what": "a\\x1b]0;owned\\x07b\\nforged: line", "deep": [{"k\\x1b": "\\x9b"}]}]
+            (process,) = await deck.tree("alice")
+            assert "\x1b" not in process.command
+            assert "\n" not in process.command
+            await deck.stop("alice")
+
+    with open_place() as place:
+        asyncio.run(scenario(place))

@@ -21,6 +21,7 @@ from everdeck.deck.starting import Starting
 from everdeck.deck.worker import Worker
 from everdeck.errors import KernelError, RegistryError
 from everdeck.kernel.containment import environment_of
+from everdeck.kernel.identity import printable
 from everdeck.kernel.notify import Notification, speaker
 from everdeck.model import EventKind, State
 from everdeck.registry import Record
@@ -138,7 +139,7 @@ class Hearing:
                     worker.trouble = error
                 case {"what": "source-recovered"}:
                     worker.trouble = None
-        self._note_event(name, EventKind.FEED, {str(key): value for key, value in detail.items()})
+        self._note_event(name, EventKind.FEED, _printable(detail))
 
     # --- health -------------------------------------------------------------------------------------------------
 
@@ -215,6 +216,19 @@ class Hearing:
             _log.warning("an event of %r (%s) could not be recorded: %s", name, kind, err)
             return
         self._parts.events.wake()
+
+
+def _printable(said: Any) -> Any:
+    """What a worker says reaches terminals, logs and pages: nothing in it may act there."""
+    match said:
+        case str():
+            return printable(said)
+        case dict():
+            return {printable(str(key)): _printable(value) for key, value in said.items()}
+        case list():
+            return [_printable(value) for value in said]
+        case _:
+            return said
 
 
 def _spoken_by(said: Notification, workers: Iterable[Worker]) -> str | None:

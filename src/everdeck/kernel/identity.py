@@ -279,12 +279,22 @@ def accounts_of(pid: int) -> set[int]:
     raise ProcessGone(f"pid {pid} has ended")
 
 
+def printable(text: str) -> str:
+    """The text without anything that a terminal or a log would act on; letters of every script stay."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
 def command_line(pid: int) -> str:
-    """What the process calls itself, for people; empty if it cannot be read."""
+    """What the process calls itself, for people; empty if it cannot be read.
+
+    It may call itself anything: what would move a cursor or begin a line is shown as it is written in code.
+    """
     with contextlib.suppress(KernelError):
         words = read_proc(pid, "cmdline").rstrip(b"\0").split(b"\0")
         text = " ".join(word.decode("utf-8", "replace") for word in words)
-        return text or f"[{read_stat(pid).comm}]"
+        return printable(text or f"[{read_stat(pid).comm}]")
     return ""
 
 

@@ -45,7 +45,7 @@ def describe(pids: Iterable[int]) -> list[ProcessInfo]:
             rss = int(_fields(pid)[21]) * _PAGE_BYTES
         except (KernelError, IndexError, ValueError):
             continue
-        found.append(ProcessInfo(pid, stat.ppid, stat.comm, ids.command_line(pid), stat.state, rss))
+        found.append(ProcessInfo(pid, stat.ppid, ids.printable(stat.comm), ids.command_line(pid), stat.state, rss))
     return found
 
 
