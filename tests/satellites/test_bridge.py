@@ -6,7 +6,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from everdeck.feed import Inbox, Record
 from everdeck.feed import claims as claims_module
 from everdeck.feed.claims import Claims, Put
 from everdeck.messages import Incoming, decoded_outgoing, encoded
-from everdeck.satellites.bridge import Reader, decide, feed_status, letters, send
+from everdeck.satellites.bridge import Messages, Reader, decide, feed_status, letters, send
 
 READER = Path(__file__).parents[1] / "support" / "sat_reader.py"
 POINTS = sorted(set(re.findall(r'crash_point\("([^"]+)"\)', Path(claims_module.__file__).read_text())))
@@ -201,6 +203,57 @@ def test_being_told_to_leave_costs_no_attempt(state: Path, run: Run) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await handling
             assert (await reader.get()).attempt == 1
+
+    run(scenario)
+
+
+def test_an_end_that_was_begun_is_committed_though_its_task_is_cancelled(state: Path, run: Run) -> None:
+    """And the reader reads on."""
+    stored(state / "feed.db", "a1", "a2")
+
+    async def scenario() -> None:
+        with Reader() as reader:
+            reader.add("bob", state / "feed.db")
+            message = await reader.get()
+            message.reply("promised")
+            ending = asyncio.ensure_future(message.done())
+            await asyncio.sleep(0)
+            ending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await ending
+            async with await reader.get() as following:
+                assert following.text == "a2"
+        assert promised(state / "feed.db") == ["promised"]
+
+    run(scenario)
+
+
+def test_a_close_that_was_begun_goes_on_though_its_task_is_cancelled(state: Path, run: Run) -> None:
+    """As when a client of the daemon hangs up, with every thread of the pool busy."""
+    stored(state / "feed.db", "a1")
+    held = threading.Event()
+
+    async def scenario() -> None:
+        pool = ThreadPoolExecutor(1)
+        asyncio.get_running_loop().set_default_executor(pool)
+
+        async def find(reader: Reader) -> Callable[[], None]:
+            reader.add("bob", state / "feed.db")
+            return lambda: None
+
+        messages = Messages(find)
+        assert (await anext(messages)).attempt == 1
+        busy = asyncio.get_running_loop().run_in_executor(None, held.wait)
+        closing = asyncio.ensure_future(messages.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        held.set()
+        await busy
+        with Reader() as other:
+            other.add("bob", state / "feed.db")
+            assert (await other.get()).attempt == 1
 
     run(scenario)
 

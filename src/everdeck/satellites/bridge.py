@@ -161,6 +161,7 @@ class Reader:
     def order(self, act: Callable[[], None]) -> "concurrent.futures.Future[None]":
         """Do it in the reader's thread."""
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        done.set_running_or_notify_cancel()  # an order is carried out, though whoever gave it is cancelled
         with self._lock:
             if self._closed:
                 done.set_exception(DeckClosed("the messages are closed; it was handed back"))
@@ -494,7 +495,8 @@ class Messages:
 
     async def aclose(self) -> None:
         """Take nothing more; what was not finished is handed back."""
-        await asyncio.to_thread(self.close)
+        # Shielded: a cancelled wait would take the work back from a pool that has not begun it.
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self.close))
 
     def close(self) -> None:
         """The same for programs without an event loop."""
