@@ -16,7 +16,8 @@ import json, os, socket, sys, time
 s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 s.connect(os.environ["NOTIFY_SOCKET"])
 for n in range(int(sys.argv[1])):
-    event = json.dumps({"what": "x", "n": n, "pad": "y" * int(sys.argv[2])})).encode())
+    event = json.dumps({"what": "x", "n": n, "pad": "y" * int(sys.argv[2])})
+    s.send(("X_EVERDECK_EVENT=" + event).encode())
 s.send(b"STATUS=done")
 time.sleep(1000)
 """
