@@ -225,6 +225,22 @@ def test_names_and_states_that_are_not_there_are_errors(person: Person) -> None:
     assert "alice" in person.types("events", "alice").stdout
 
 
+def test_a_rolling_restart_has_one_worker_down_at_a_time(person: Person) -> None:
+    """With --parallel 1 the next is touched when the one before runs again; more than is allowed is refused."""
+    names = ["alice", "bob", "carol", "dave"]
+    for name in names:
+        person.types("start", name, *SLEEPER)
+    before = {name: person.worker(name)["pid"] for name in names}
+    last = int(json.loads(person.types("events", "--json").stdout.splitlines()[-1])["id"])
+    assert person.types("restart", "--all", "--parallel", "1").stdout.count("running") == len(names)
+    assert all(person.worker(name)["pid"] != before[name] for name in names)
+    told = [json.loads(line) for line in person.types("events", "--json", "-n", "100").stdout.splitlines()]
+    touched = [event["worker"] for event in told if event["id"] > last and event["worker"] in names]
+    assert list(dict.fromkeys(touched)) == names
+    assert touched == sorted(touched), "nobody is touched while another is down"
+    assert "1 to 256" in person.types("restart", "--all", "--parallel", "0", expect=2).stderr
+
+
 def test_neither_start_nor_restart_closes_the_breaker(person: Person) -> None:
     """As on the page: a failed worker waits until somebody resets it."""
     person.types("start", "bad", "--max-crashes", "0", "--", "false")

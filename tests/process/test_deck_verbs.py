@@ -1,14 +1,17 @@
 """Every verb of the deck, from a caller's side."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from everdeck import (
     AsyncDeck,
@@ -37,6 +40,25 @@ from everdeck.model import Event, Identity
 from support.waiting import until
 
 FOREVER = ["sleep", "1000"]
+_listeners: list[list[str]] = []
+
+
+def _hear(event: str, arguments: tuple[object, ...]) -> None:
+    if _listeners and event == "open" and str(arguments[0]).startswith(("/proc/", "/sys/fs/cgroup/")):
+        _listeners[-1].append(str(arguments[0]))
+
+
+sys.addaudithook(_hear)
+
+
+@contextlib.contextmanager
+def opened_in_proc() -> Iterator[list[str]]:
+    """The files of the kernel that this process opens meanwhile."""
+    _listeners.append([])
+    try:
+        yield _listeners[-1]
+    finally:
+        _listeners.pop()
 
 
 @pytest.fixture
@@ -57,6 +79,35 @@ def test_start_returns_a_running_worker(state: Path) -> None:
         assert {"deck.lock", "deck.db", "workers"} <= names
         assert {"lock", "log", "data", "secrets"} <= {entry.name for entry in (state / "workers" / "alice").iterdir()}
         deck.stop_all()
+
+
+def test_a_glance_at_everybody_measures_nobody(state: Path) -> None:
+    """It tells what a list tells but for uptime, cpu and memory, asks /proc nothing, and sees each change at once."""
+    moving = {"uptime_seconds": None, "cpu_percent": None, "rss_bytes": None}
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            await deck.start_many({f"w{number}": FOREVER for number in range(20)})
+            everybody = await deck.list()
+            with opened_in_proc() as opened:
+                glanced = await deck.glance()
+            assert not opened
+            assert glanced == [replace(status, **moving) for status in everybody]
+            with opened_in_proc() as opened:
+                again = await deck.list()
+            assert not opened, "measured within the last second"
+            assert again[0].rss_bytes == everybody[0].rss_bytes
+
+            with opened_in_proc() as opened:
+                await deck.status("w3")
+            assert opened, "one worker is measured when it is asked for"
+            await deck.stop("w3")
+            told = {status.name: status for status in await deck.glance()}
+            assert told["w3"].state is State.STOPPED
+            assert told["w3"].pid is None
+            await deck.stop_all()
+
+    asyncio.run(scenario())
 
 
 def test_many_are_started_together(state: Path) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +16,7 @@ from everdeck.model import WorkerStatus, worker_name
 _PAST = {"stop": "stopped", "restart": "restarted", "reset": "reset", "remove": "removed"}
 MANY = 20
 AT_ONCE = 16
+MOST_AT_ONCE = 256
 
 
 def stop_options(parser: ArgumentParser) -> None:
@@ -26,6 +27,13 @@ def stop_options(parser: ArgumentParser) -> None:
 def restart_options(parser: ArgumentParser) -> None:
     """Options of restart."""
     _options(parser, "restart")
+    parser.add_argument(
+        "--parallel",
+        metavar="N",
+        type=_parallel,
+        default=AT_ONCE,
+        help=f"at most so many at the same time, 1-{MOST_AT_ONCE} (default %(default)s); 1 is a rolling restart",
+    )
 
 
 def reset_options(parser: ArgumentParser) -> None:
@@ -49,7 +57,7 @@ def stop(options: Namespace) -> int:
 
 
 def restart(options: Namespace) -> int:
-    """Stop workers and start them again with the same spec."""
+    """Stop workers and start them again with the same spec, at most --parallel of them at the same time."""
     return _act(options, "restart")
 
 
@@ -92,6 +100,12 @@ def _options(parser: ArgumentParser, verb: str) -> None:
     parser.epilog = f"examples:\n  everdeck {verb} alice bob\n  everdeck {verb} --all"
 
 
+def _parallel(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_AT_ONCE):
+        raise ArgumentTypeError(f"{text!r} is not a number from 1 to {MOST_AT_ONCE}")
+    return int(text)
+
+
 def _act(options: Namespace, verb: str) -> int:
     if bool(options.names) == options.all:
         print(f"everdeck {options.verb}: say which workers, or --all", file=sys.stderr)
@@ -130,14 +144,21 @@ def _on_many(
         return [_result(deck, verb, name) for name in names]
     from concurrent.futures import ThreadPoolExecutor
 
-    def one(name: str) -> dict[str, Any]:
-        with reached(options) as own:
-            result = _result(own, verb, name)
-        advance()
-        return result
+    parallel = min(len(names) or 1, getattr(options, "parallel", AT_ONCE))
+    waiting = iter(enumerate(names))
+    results: dict[int, dict[str, Any]] = {}
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(one, names))
+    def take_turns() -> None:
+        with reached(options) as own:  # one connection for all its turns
+            # next() of an enumerate holds the interpreter's lock, so no name is taken twice.
+            for number, name in waiting:
+                results[number] = _result(own, verb, name)
+                advance()
+
+    with ThreadPoolExecutor(parallel) as pool:
+        for lane in [pool.submit(take_turns) for _ in range(parallel)]:
+            lane.result()
+    return [results[number] for number in range(len(names))]
 
 
 def _result(deck: Reached, verb: str, name: str) -> dict[str, Any]:

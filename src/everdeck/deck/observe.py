@@ -1,7 +1,14 @@
-"""What callers are told about a worker: the record, and what the kernel says right now."""
+"""What callers are told about a worker: the record, and what the kernel says right now.
+
+What only changes with its record or its health is put together once and kept (:func:`glance_of`): among thousands of
+workers a look at all of them is then a walk over memory. Only what moves by itself is measured, for those that are
+shown.
+"""
 
 from datetime import UTC, datetime
 from typing import Final
+
+from msgspec.structs import replace
 
 from everdeck.clock import Clock
 from everdeck.deck.worker import Worker
@@ -12,31 +19,60 @@ from everdeck.model import Containment, Layer, State, WorkerStatus
 from everdeck.registry import Record
 
 _SHORTEST_SAMPLE_SECONDS: Final = 0.1
+RECENT_SECONDS: Final = 1.0
+"""How old a measurement may be that a list of everybody shows."""
 
 
 def status_of(
-    worker: Worker, clock: Clock, health: str | None, health_reason: str | None = None, *, fresh: bool = False
+    worker: Worker,
+    clock: Clock,
+    health: str | None,
+    health_reason: str | None = None,
+    *,
+    fresh: bool = False,
+    recent_seconds: float = 0.0,
 ) -> WorkerStatus:
-    """One worker as it is now, from the owner's memory and /proc; of a fresh one there is nothing to measure yet."""
-    record = worker.record
+    """One worker as it is now, from the owner's memory and /proc; of a fresh one there is nothing to measure yet.
+
+    A measurement that is not older than ``recent_seconds`` is not repeated.
+    """
+    steady = glance_of(worker, clock, health, health_reason)
+    record, now = worker.record, clock.boottime()
+    if worker.pidfd is None:
+        if record.backoff_until is None:
+            return steady
+        return replace(steady, backoff_until=_backoff_until(record, steady.state, clock))
+    uptime = _uptime(record, now)
+    if fresh:
+        return replace(steady, uptime_seconds=uptime)
+    if worker.used is None or not 0 <= now - worker.used[0] < recent_seconds:
+        used = _usage(worker)
+        worker.used = (now, _cpu_percent(worker, used, now), used.rss_bytes)
+    return replace(steady, uptime_seconds=uptime, cpu_percent=worker.used[1], rss_bytes=worker.used[2])
+
+
+def glance_of(worker: Worker, clock: Clock, health: str | None, health_reason: str | None) -> WorkerStatus:
+    """One worker without what moves by itself: uptime, cpu and memory. Made anew only after something changed."""
     alive = worker.pidfd is not None
-    now = clock.boottime()
-    used = _usage(worker) if alive and not fresh else None
     if alive and worker.trouble is not None and health in {None, "healthy"}:
         # It runs and would not be healed by a restart: what is ill is what feeds it.
         health, health_reason = "degraded", worker.trouble
-    return _status(
-        record,
-        worker.state,
-        clock,
-        alive=alive,
-        health=health,
-        health_reason=health_reason,
-        status_text=worker.status_text,
-        used=used,
-        cpu_percent=None if used is None else _cpu_percent(worker, used, now),
-        containment_=worker.tree().strength if alive else None,
-    )
+    record = worker.record
+    facts = (record, worker.awaits_ready, alive, health, health_reason, worker.status_text)
+    # Records are never changed, only replaced, so the first comparison is one of two addresses.
+    if worker.glance is None or worker.glance[0] != facts:
+        told = _status(
+            record,
+            worker.state,
+            clock,
+            alive=alive,
+            health=health,
+            health_reason=health_reason,
+            status_text=worker.status_text,
+            containment_=worker.tree().strength if alive else None,
+        )
+        worker.glance = (facts, told)
+    return worker.glance[1]
 
 
 def status_from_record(record: Record, clock: Clock) -> WorkerStatus:
@@ -45,8 +81,11 @@ def status_from_record(record: Record, clock: Clock) -> WorkerStatus:
     state = record.phase
     if not alive and state.is_live:
         state = State.EXITED if record.desired == "running" else State.STOPPED
-    used = usage_of([record.identity.pid]) if alive and record.identity is not None else None
-    return _status(record, state, clock, alive=alive, used=used, status_text=record.status_text if alive else None)
+    told = _status(record, state, clock, alive=alive, status_text=record.status_text if alive else None)
+    if not alive or record.identity is None:
+        return told
+    used = usage_of([record.identity.pid])
+    return replace(told, uptime_seconds=_uptime(record, clock.boottime()), rss_bytes=used.rss_bytes)
 
 
 def layers_of(worker: Worker, bound: bool, *, guardian_pid: int | None, layers: frozenset[str]) -> list[Layer]:
@@ -105,8 +144,6 @@ def _status(
     health: str | None = None,
     health_reason: str | None = None,
     status_text: str | None = None,
-    used: Usage | None = None,
-    cpu_percent: float | None = None,
     containment_: Containment | None = None,
 ) -> WorkerStatus:
     spec = record.spec
@@ -114,17 +151,11 @@ def _status(
         status_text = f"its record cannot be read ({record.broken}); remove it, or start it with --replace"
         state = state if alive else State.FAILED
     identity = record.identity if alive else None
-    now = clock.boottime()
-    uptime = None if identity is None else max(0.0, now - identity.start_ticks / ids.CLOCK_TICKS)
-    backoff_until = None
-    if record.backoff_until is not None and record.timers_boot_id == ids.boot_id() and state is State.BACKOFF:
-        backoff_until = _date(clock.wall() + record.backoff_until - now)
     return WorkerStatus(
         name=record.name,
         state=state,
         pid=None if identity is None else identity.pid,
         started_at=None if record.started_at is None else _date(record.started_at),
-        uptime_seconds=None if uptime is None else round(uptime, 3),
         exit=record.exit,
         restarts=record.restarts,
         crashes=record.crashes,
@@ -134,12 +165,22 @@ def _status(
         health=health,
         health_reason=health_reason or record.reason,
         status_text=status_text,
-        cpu_percent=cpu_percent,
-        rss_bytes=None if used is None else used.rss_bytes,
-        backoff_until=backoff_until,
+        backoff_until=_backoff_until(record, state, clock),
         containment=containment_,
         labels=spec.labels,
     )
+
+
+def _uptime(record: Record, now: float) -> float | None:
+    if record.identity is None:
+        return None
+    return round(max(0.0, now - record.identity.start_ticks / ids.CLOCK_TICKS), 3)
+
+
+def _backoff_until(record: Record, state: State, clock: Clock) -> datetime | None:
+    if record.backoff_until is None or record.timers_boot_id != ids.boot_id() or state is not State.BACKOFF:
+        return None
+    return _date(clock.wall() + record.backoff_until - clock.boottime())
 
 
 def _date(seconds: float) -> datetime | None:

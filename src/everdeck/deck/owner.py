@@ -42,7 +42,7 @@ from everdeck.deck.healing import Healing
 from everdeck.deck.health import HealthKeeper
 from everdeck.deck.hearing import Hearing
 from everdeck.deck.home import DeckHome, Inherited
-from everdeck.deck.observe import layers_of, status_of
+from everdeck.deck.observe import RECENT_SECONDS, glance_of, layers_of, status_of
 from everdeck.deck.parts import Parts
 from everdeck.deck.recovery import Recovery
 from everdeck.deck.starting import Launch, Starting
@@ -578,9 +578,17 @@ class Owner:
         return self._status(self._known(key))
 
     async def list(self) -> builtins.list[WorkerStatus]:
-        """Every worker as it is now, by name."""
+        """Every worker as it is now, by name; cpu and memory as they were within the last second."""
         workers = self._parts().workers
-        return [self._status(workers[name]) for name in sorted(workers)]
+        return [self._status(workers[name], recent_seconds=RECENT_SECONDS) for name in sorted(workers)]
+
+    async def glance(self) -> builtins.list[WorkerStatus]:
+        """Every worker, by name, without uptime, cpu and memory: a walk over memory, whatever their number."""
+        parts = self._parts()
+        workers, health, clock = parts.workers, parts.health, parts.clock
+        return [
+            glance_of(workers[name], clock, health.summary(name), health.reason(name)) for name in sorted(workers)
+        ]
 
     async def spec(self, name: str | int) -> WorkerSpec:
         """What a worker runs; the values of its secrets are None."""
@@ -820,10 +828,10 @@ class Owner:
             raise DeckClosed(f"the deck {self.state_dir} is closed; open it first")
         return self._parts_open
 
-    def _status(self, worker: Worker, *, fresh: bool = False) -> WorkerStatus:
+    def _status(self, worker: Worker, *, fresh: bool = False, recent_seconds: float = 0.0) -> WorkerStatus:
         parts = self._parts_open or self._parts()  # a verb that began before the deck began to close is answered
         health, reason = parts.health.summary(worker.name), parts.health.reason(worker.name)
-        return status_of(worker, parts.clock, health, reason, fresh=fresh)
+        return status_of(worker, parts.clock, health, reason, fresh=fresh, recent_seconds=recent_seconds)
 
     def _known(self, name: str) -> Worker:
         worker = self._parts().workers.get(name)

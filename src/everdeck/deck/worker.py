@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from everdeck.kernel.lifeline import Lifeline
+    from everdeck.model import WorkerStatus
 
 
 class Worker:
@@ -27,6 +28,7 @@ class Worker:
         "awaits_ready",
         "cpu_sample",
         "ended_ill",
+        "glance",
         "is_child",
         "lifeline",
         "on_death",
@@ -36,6 +38,7 @@ class Worker:
         "status_text",
         "timer",
         "trouble",
+        "used",
         "workers_dir",
     )
 
@@ -53,6 +56,9 @@ class Worker:
         self.ended_ill = False
         self.trouble: str | None = None  # what its feed cannot do at the moment
         self.cpu_sample: tuple[float, float] | None = None
+        self.used: tuple[float, float, int] | None = None  # when it was measured, percent of a core, bytes
+        # What was told of it last without measuring, and the facts that it was made from.
+        self.glance: tuple[tuple[object, ...], WorkerStatus] | None = None
 
     @property
     def name(self) -> str:
@@ -113,6 +119,7 @@ class Worker:
             os.close(self.proxy_lock_fd)
             self.proxy_lock_fd = None
         self.cpu_sample = None
+        self.used = None
         self.status_text = None
         self.awaits_ready = False
 

@@ -106,6 +106,7 @@ class Bulk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     verb: Literal["start", "stop", "restart", "reset", "remove"]
     names: list[str] | Literal["all"]
+    parallel: Annotated[int, Meta(ge=1, le=256, description="How many are restarted or reset at the same time.")] = 16
 
 
 class BulkResult(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ The library is loaded at the first scrape: a deck that nobody scrapes pays nothi
 deck; a scrape reads the same statuses that ``ps`` shows.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,11 +21,10 @@ def exposition(statuses: Sequence[WorkerStatus], last_event_id: int, connections
     class Snapshot(Collector):
         def collect(self) -> Iterable[Any]:
             yield from _deck_families(statuses, last_event_id, connections)
-            yield from _worker_families(statuses)
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Snapshot())
-    return generate_latest(registry), CONTENT_TYPE_LATEST
+    return generate_latest(registry) + _worker_text(statuses).encode(), CONTENT_TYPE_LATEST
 
 
 def _deck_families(statuses: Sequence[WorkerStatus], last_event_id: int, connections: int) -> Iterable[Any]:
@@ -32,43 +32,56 @@ def _deck_families(statuses: Sequence[WorkerStatus], last_event_id: int, connect
 
     yield InfoMetricFamily("everdeck_build", "The daemon's version.", value={"version": __version__})
     yield GaugeMetricFamily("everdeck_deck_supervised", "1 while an owner answers.", value=1)
+    counts = Counter(status.state for status in statuses)
     workers = GaugeMetricFamily("everdeck_deck_workers", "Workers by state.", labels=["state"])
     for state in State:
-        workers.add_metric([state.value], sum(status.state is state for status in statuses))
+        workers.add_metric([state.value], counts[state])
     yield workers
     yield CounterMetricFamily("everdeck_deck_events", "Events recorded since the deck was made.", value=last_event_id)
     yield GaugeMetricFamily("everdeck_deck_connections", "Connections to the daemon now.", value=connections)
 
 
-def _worker_families(statuses: Sequence[WorkerStatus]) -> Iterable[Any]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415 - as above
-
-    up = GaugeMetricFamily("everdeck_worker_up", "1 while the worker runs.", labels=["worker"])
-    restarts = CounterMetricFamily(
-        "everdeck_worker_restarts", "Times it was started again, by its policy or by restart.", labels=["worker"]
-    )
-    crashes = GaugeMetricFamily(
-        "everdeck_worker_crashes", "Crashes since its last reset or change of spec.", labels=["worker"]
-    )
-    cpu = GaugeMetricFamily("everdeck_worker_cpu_percent", "Percent of one core, whole tree.", labels=["worker"])
-    rss = GaugeMetricFamily("everdeck_worker_resident_memory_bytes", "Resident memory, whole tree.", labels=["worker"])
-    uptime = GaugeMetricFamily("everdeck_worker_uptime_seconds", "Seconds since its start.", labels=["worker"])
-    ended = GaugeMetricFamily(
-        "everdeck_worker_exit_code", "How it last ended: its code, or minus the signal.", labels=["worker"]
-    )
+def _worker_text(statuses: Sequence[WorkerStatus]) -> str:
+    """The families of single workers, written here: through the library they cost 20 µs a line, and there are seven
+    lines per worker.
+    """
+    families: dict[str, tuple[str, str, list[str]]] = {
+        name: (help_text, kind, [])
+        for name, kind, help_text in (
+            ("up", "gauge", "1 while the worker runs."),
+            ("restarts_total", "counter", "Times it was started again, by its policy or by restart."),
+            ("crashes", "gauge", "Crashes since its last reset or change of spec."),
+            ("cpu_percent", "gauge", "Percent of one core, whole tree."),
+            ("resident_memory_bytes", "gauge", "Resident memory, whole tree."),
+            ("uptime_seconds", "gauge", "Seconds since its start."),
+            ("exit_code", "gauge", "How it last ended: its code, or minus the signal."),
+        )
+    }
     for status in statuses:
-        label = [status.name]
-        up.add_metric(label, 1 if status.state.is_live and status.pid is not None else 0)
-        restarts.add_metric(label, status.restarts)
-        crashes.add_metric(label, status.crashes)
-        for family, value in ((cpu, status.cpu_percent), (rss, status.rss_bytes), (uptime, status.uptime_seconds)):
-            if value is not None:
-                family.add_metric(label, value)
-        match status.exit:
-            case Exited(code):
-                ended.add_metric(label, code)
-            case Killed(signal):
-                ended.add_metric(label, -signal)
-            case _:
-                pass
-    yield from (up, restarts, crashes, cpu, rss, uptime, ended)
+        measured: dict[str, float | None] = {
+            "up": 1 if status.state.is_live and status.pid is not None else 0,
+            "restarts_total": status.restarts,
+            "crashes": status.crashes,
+            "cpu_percent": status.cpu_percent,
+            "resident_memory_bytes": status.rss_bytes,
+            "uptime_seconds": status.uptime_seconds,
+            "exit_code": _exit_code(status),
+        }
+        for name, value in measured.items():
+            if value is not None:  # a worker's name has no character that would have to be escaped
+                families[name][2].append(f'everdeck_worker_{name}{{worker="{status.name}"}} {float(value)!r}\n')
+    text = []
+    for name, (help_text, kind, lines) in families.items():
+        text.append(f"# HELP everdeck_worker_{name} {help_text}\n# TYPE everdeck_worker_{name} {kind}\n")
+        text.extend(lines)
+    return "".join(text)
+
+
+def _exit_code(status: WorkerStatus) -> int | None:
+    match status.exit:
+        case Exited(code):
+            return code
+        case Killed(signal):
+            return -signal
+        case _:
+            return None

@@ -45,7 +45,7 @@ async def show_deck(request: Asked) -> DeckView:
         version=__version__,
         state_dir=str(deck.state_dir),
         started_at=services.started_at,
-        counts=dict(Counter(status.state for status in await deck.list())),
+        counts=dict(Counter(status.state for status in await deck.glance())),
         last_event_id=await deck.last_event_id(),
         now=datetime.now(UTC),
         page=services.page,
@@ -108,7 +108,7 @@ async def leave(request: Asked) -> DownAnswer:
     grant_of(request).require(Role.ADMIN, "down", whole_deck=True)
     if services.preflight is None:
         raise HTTPException(status_code=HTTPStatus.CONFLICT, detail="this owner is not the daemon; end its program")
-    statuses = await services.deck.list()
+    statuses = await services.deck.glance()
     left = sum(status.state.is_live and status.lifetime == "adoptable" for status in statuses)
     services.leave_wanted.set()
     return DownAnswer(services.deck.owner_pid, left)

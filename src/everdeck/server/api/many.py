@@ -24,7 +24,6 @@ from everdeck.server.entrance import grant_of
 from everdeck.server.problems import problem_of
 from everdeck.server.services import Services
 
-MOST_AT_ONCE: Final = 16
 # Ten thousand workers, each with its spec.
 MOST_BODY_BYTES: Final = 64_000_000
 _TOLD: Final = {
@@ -42,14 +41,14 @@ async def act_on_many(request: Asked, data: JSONBody[Bulk]) -> BulkResults:
     grant_of(request).require(Role.ADMIN if data.verb == "remove" else Role.OPERATE, data.verb)
     names: list[str]
     if isinstance(data.names, str):
-        names = [status.name for status in await services.deck.list()]
+        names = [status.name for status in await services.deck.glance()]
     else:
         names = list(dict.fromkeys(data.names))
     if data.verb == "start":
         return BulkResults(await _started_together(services, names))
     if data.verb in {"stop", "remove"}:
         await _stopped_together(services, names)
-    gate = asyncio.Semaphore(MOST_AT_ONCE)
+    gate = asyncio.Semaphore(data.parallel)
 
     async def one(name: str) -> BulkResult:
         async with gate:
@@ -94,7 +93,7 @@ async def stop_many(request: Asked, data: JSONBody[StopMany]) -> Stream:
     deck = services_of(request).deck
 
     async def stopped(tell: Callable[[ManyTold], None]) -> list[WorkerStatus]:
-        names = [status.name for status in await deck.list()] if isinstance(data.names, str) else data.names
+        names = [status.name for status in await deck.glance()] if isinstance(data.names, str) else data.names
         return await deck.stop_many(names, lambda status: tell(ManyTold(name=status.name, status=status)))
 
     return await _told_as_it_goes(stopped)
@@ -151,6 +150,6 @@ async def _started_together(services: Services, names: list[str]) -> list[BulkRe
 
 async def _stopped_together(services: Services, names: list[str]) -> None:
     """End all trees in one pass; each worker is asked for again afterwards, which then costs nothing or tells why."""
-    known = {status.name for status in await services.deck.list()}
+    known = {status.name for status in await services.deck.glance()}
     with contextlib.suppress(EverdeckError):
         await services.deck.stop_many([name for name in names if name in known])

@@ -80,19 +80,29 @@ async def list_workers(
 ) -> Response[WorkerPage | None]:
     """All workers, or a page of them. The weak ETag changes with everything but uptime, cpu and memory."""
     services = services_of(request)
-    everyone = await services.deck.list() if names is None else await statuses_of(services, names)
+    # Only those on the page are measured, unless what is measured decides who is on it.
+    measured = names is not None or limit is None or sort in {SortKey.CPU, SortKey.RSS}
+    if names is not None:
+        everyone = await statuses_of(services, names)
+    else:
+        everyone = await (services.deck.list() if measured else services.deck.glance())
     chosen = [status for status in everyone if _is_chosen(status, q, label)]
     counts = Counter(status.state for status in chosen)
     if wanted is not None:
         chosen = [status for status in chosen if status.state is wanted]
     total = len(chosen)
-    chosen.sort(key=lambda status: _sort_key(status, sort), reverse=order is Direction.DESC)
+    if sort is not SortKey.NAME or names is not None:  # a list of everybody is by name already
+        chosen.sort(key=lambda status: _sort_key(status, sort), reverse=order is Direction.DESC)
+    elif order is Direction.DESC:
+        chosen.reverse()
     if cursor is not None:
         chosen = _beyond(chosen, _cursor_key(cursor), sort, order)
     following = None
     if limit is not None and len(chosen) > limit:
         chosen = chosen[:limit]
         following = _cursor(_sort_key(chosen[-1], sort))
+    if not measured:
+        chosen = await statuses_of(services, ",".join(status.name for status in chosen)) if chosen else []
     page = WorkerPage(
         supervised=True,
         owner_pid=services.deck.owner_pid,
