@@ -18,6 +18,7 @@ import pexpect
 import pytest
 
 from everdeck.cli import VERBS, main
+from everdeck.kernel import flock
 from everdeck.model import Stop, WorkerSpec
 from everdeck.registry import read_only
 from everdeck.statedir import StateDir
@@ -669,6 +670,34 @@ def test_doctor_finds_orphans_and_ends_them_only_when_told(person: Person) -> No
         orphan.kill()
         orphan.wait()
     assert person.worker("alice")["state"] == "running"
+
+
+def test_doctor_names_a_held_lock_and_a_living_cookie_of_a_stopped_worker(person: Person) -> None:
+    """Somebody holds the lock of a worker that is stopped, and somebody lives with its cookie; both are named."""
+    person.types("start", "alice", *SLEEPER)
+    person.types("stop", "alice")
+    registry = read_only(StateDir(person.state).registry)
+    cookie = next(record.cookie for record in registry.records() if record.name == "alice")
+    registry.close()
+    folder = person.state / "workers" / "alice"
+    env = {"EVERDECK_COOKIE": cookie, "EVERDECK_WORKER": "alice", "EVERDECK_DIR": str(folder)}
+    left = subprocess.Popen(["sleep", "1000"], env=env)
+    holder = subprocess.Popen(["flock", str(folder / "lock"), "sleep", "1000"], start_new_session=True)
+    try:
+        until(lambda: flock.is_held(folder / "lock"))
+        report = json.loads(person.types("doctor", "--json", expect=1).stdout)
+        named = [problem for problem in report["problems"] if problem.startswith("workers/alice/lock is held by")]
+        assert len(named) == 1
+        assert f"pid {holder.pid} (" in named[0]
+        assert "its record says stopped" in named[0]
+        ours = [suspect for suspect in report["suspects"] if suspect["deck"] == str(person.state)]
+        assert [(suspect["pid"], suspect["kind"]) for suspect in ours] == [(left.pid, "orphan")]
+        assert "cookie of worker 'alice', whose record says stopped" in ours[0]["why"]
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)
+        left.kill()
+        holder.wait()
+        left.wait()
 
 
 def test_doctor_sees_the_thirteen_bots(alone: Person, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from everdeck import Deck, Restart, State, Stop
+from everdeck import Deck, Health, Restart, State, Stop
 from everdeck.deck.peek import peek
 from everdeck.errors import SpawnFailed
 from everdeck.kernel.identity import read_stat
@@ -210,6 +211,23 @@ def test_a_hung_file_system_fails_its_own_worker_and_freezes_nobody(
             with pytest.raises(SpawnFailed, match=r"does not answer"):
                 stuck.result(timeout=60)
         assert [status.name for status in deck.list()] == ["other"]
+
+
+def test_a_check_on_a_hung_file_system_fails_its_own_worker_and_freezes_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker is unhealthy and says why; others are served, and repeated checks leave one waiting thread."""
+    monkeypatch.setattr("everdeck.deck.reaching.DEADLINE_SECONDS", 1.0)
+    hung = tmp_path / "hung"
+    with hung_mount(hung), Deck(tmp_path / "state") as deck:
+        check = Health(command=(str(hung / "check"),), interval_seconds=0.1, failures=1, start_timeout_seconds=300)
+        deck.start("ill", FOREVER, health=check)
+        assert deck.start("other", FOREVER).pid
+        until(lambda: "does not answer" in (deck.status("ill").health_reason or ""), "it is said why")
+        assert deck.stop("other").state is State.STOPPED
+        asked = [thread for thread in threading.enumerate() if thread.name == "everdeck-reach"]
+        assert len(asked) == 1
+        deck.stop_all()
 
 
 @pytest.mark.parametrize("how", ["shell", "redis"])

@@ -1,10 +1,10 @@
 """What ``doctor`` finds out: the machine's features, the deck's layers, and processes that should not be.
 
 It only looks. Three kinds of processes are looked for: orphans (they carry the cookie of a deck and no record there
-wants them), duplicates (two trees that carry the same worker's name), and likenesses: processes that are
-nobody's and that were started with the same command line in the same directory several times, or that hold the same
-token in their environment. The last kind is how thirteen orphaned bots look from outside; it is a suspicion and never
-more.
+wants them, or the record says that the worker is at rest), duplicates (two trees that carry the same worker's name),
+and likenesses: processes that are nobody's and that were started with the same command line in the same directory
+several times, or that hold the same token in their environment. The last kind is how thirteen orphaned bots look from
+outside; it is a suspicion and never more.
 """
 
 import hashlib
@@ -22,11 +22,12 @@ from everdeck.deck.peek import peek
 from everdeck.errors import EverdeckError, KernelError, RegistryError
 from everdeck.kernel import containment, exits, flock
 from everdeck.kernel import identity as ids
-from everdeck.model import UnknownExit
+from everdeck.model import State, UnknownExit, WorkerName
 from everdeck.registry.store import Record, read_only
 from everdeck.statedir import StateDir, WorkerDir
 
 _SECRET_WORDS: Final = (b"TOKEN", b"SECRET", b"API_KEY", b"APIKEY", b"PASSWORD")
+_AT_REST: Final = {State.STOPPED, State.EXITED, State.FAILED}
 _INTERPRETERS: Final = ("python", "node", "ruby", "perl", "php", "java", "deno", "bun")
 
 
@@ -107,12 +108,14 @@ def examine(state: Path) -> Report:
     strength = _strength()
     limits = list(_limits(len(workers)))
     suspects = [*_unwanted(state, records), *_likenesses()]
+    locks = list(_locks(state))
     layers = list(_layers(state, features, strength, supervised=supervised, owner=owner, bound=_bound(workers)))
     if records and not supervised:
         problems.append("no owner is running: what crashes now stays down; start one with `everdeck up`")
     problems += [f"{layer.layer} does not hold: {layer.why}" for layer in layers if not layer.holds]
     problems += [f"{limit.name}: {limit.room}" for limit in limits if not limit.enough]
     problems += [f"pid {suspect.pid} ({suspect.kind}): {suspect.why}" for suspect in suspects]
+    problems += _unaccounted(state, locks)
     return Report(
         kernel=os.uname().release,
         state_dir=str(state),
@@ -122,7 +125,7 @@ def examine(state: Path) -> Report:
         features=features,
         limits=limits,
         layers=layers,
-        locks=list(_locks(state)),
+        locks=locks,
         suspects=suspects,
         problems=problems,
     )
@@ -338,6 +341,24 @@ def _locks(state: Path) -> Iterator[LockHeld]:
         yield LockHeld(str(path.relative_to(state)), pids, [ids.command_line(pid)[:120] for pid in pids])
 
 
+def _unaccounted(state: Path, locks: list[LockHeld]) -> Iterator[str]:
+    """Workers' locks that are held though no record says that the worker lives.
+
+    Records are read after the locks were seen, because a start is recorded before it takes its lock; and a lock is
+    looked at again after that, because a stop lets go of it before it is recorded.
+    """
+    records = {record.name: record for record in _records(state, [])}
+    for held in locks:
+        path = state / held.lock
+        record = records.get(WorkerName(path.parent.name))
+        if path == StateDir(state).lock or (record is not None and record.phase.is_live) or not flock.is_held(path):
+            continue
+        told = zip(held.holders, held.commands, strict=True)
+        holders = ", ".join(f"pid {pid} ({command})" for pid, command in told) or "a process that cannot be seen here"
+        says = "no record knows this worker" if record is None else f"its record says {record.phase}"
+        yield f"{held.lock} is held by {holders}, but {says}: it cannot be started until they end"
+
+
 def _open_files(wanted: set[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
     """Who has these files open, in one pass over /proc."""
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -361,7 +382,7 @@ def _open_files(wanted: set[tuple[int, int]]) -> dict[tuple[int, int], list[int]
 
 
 def _unwanted(state: Path, records: list[Record]) -> Iterator[Stray]:
-    """Processes that carry a cookie which no record of their deck knows: of this deck, or of any we can read."""
+    """Processes with a cookie that no record of their deck knows, or with that of a worker at rest, in any deck."""
     here = Path.cwd() / state
     decks: dict[Path, list[Record] | None] = {here: records}
     for cookie, pids in containment.cookie_scan().items():
@@ -376,9 +397,23 @@ def _unwanted(state: Path, records: list[Record]) -> Iterator[Stray]:
                 decks[deck] = _records_elsewhere(deck)
             known = decks[deck]
             # Another user's deck, or one that cannot be read now, is that user's to look at.
-            if known is None or any(record.cookie == cookie for record in known):
+            if known is None:
                 continue
-            doubled = any(record.name == worker and record.identity is not None for record in known)
+            record = next((record for record in known if record.cookie == cookie), None)
+            if record is not None and (record.identity is not None or record.phase not in _AT_REST):
+                continue
+            if record is not None:
+                yield Stray(
+                    pid,
+                    "orphan",
+                    ids.command_line(pid)[:200],
+                    f"lives with the cookie of worker {record.name!r}, whose record says {record.phase}",
+                    record.name,
+                    cookie,
+                    str(deck),
+                )
+                continue
+            doubled = any(other.name == worker and other.identity is not None for other in known)
             yield Stray(
                 pid,
                 "duplicate" if doubled else "orphan",

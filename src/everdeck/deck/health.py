@@ -33,6 +33,7 @@ from urllib.parse import urlsplit
 
 from everdeck.child import EVENT_FIELD, LIFELINE_FD_ENV, PORT_ENV
 from everdeck.clock import Clock
+from everdeck.deck import reaching
 from everdeck.deck.attention import Attention
 from everdeck.errors import EverdeckError
 from everdeck.kernel import exits
@@ -500,6 +501,9 @@ async def _ask_command(
     """Run it, and let nothing of its process group stay behind, whatever happens."""
     output = os.memfd_create("everdeck-health")
     try:
+        # Its program may lie on another file system than the worker's, and that one may hang.
+        if paths := reaching.to_ask_about(command, cwd):
+            await reaching.reached(paths, command[0])
         with born() as birth, open(os.devnull, "rb") as nothing:  # noqa: PTH123, ASYNC230 - /dev/null does not block
             stdin_fd = nothing.fileno()
             check = spawn(command, env=env, cwd=cwd, stdin_fd=stdin_fd, stdout_fd=output, stderr_fd=output, birth=birth)

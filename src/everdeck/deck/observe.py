@@ -196,7 +196,7 @@ def _usage(worker: Worker) -> Usage:
     identity = worker.record.identity
     leader = [] if identity is None else [identity.pid]
     if worker.record.cgroup is not None:
-        return usage_of(containment.members([worker.tree()])[worker.record.cookie] or leader)
+        return usage_of(containment.pids_in(worker.record.cgroup) or leader)
     return usage_of(leader)
 
 

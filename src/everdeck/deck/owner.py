@@ -586,9 +586,7 @@ class Owner:
         """Every worker, by name, without uptime, cpu and memory: a walk over memory, whatever their number."""
         parts = self._parts()
         workers, health, clock = parts.workers, parts.health, parts.clock
-        return [
-            glance_of(workers[name], clock, health.summary(name), health.reason(name)) for name in sorted(workers)
-        ]
+        return [glance_of(workers[name], clock, health.summary(name), health.reason(name)) for name in sorted(workers)]
 
     async def spec(self, name: str | int) -> WorkerSpec:
         """What a worker runs; the values of its secrets are None."""

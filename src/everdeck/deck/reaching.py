@@ -18,6 +18,9 @@ from typing import Final
 from everdeck.errors import SpawnFailed
 
 DEADLINE_SECONDS = 5.0
+# Who hangs where: whoever asks about the same paths again is answered at once, so a check that is repeated every few
+# seconds leaves one thread behind in the kernel and not one each time.
+_hanging: Final[dict[tuple[str, ...], threading.Thread]] = {}
 _OF_THE_SYSTEM: Final = ("/usr/", "/bin/", "/sbin/", "/lib", "/proc/")
 
 
@@ -29,6 +32,10 @@ def to_ask_about(command: Sequence[str], cwd: str | None) -> list[str]:
 
 async def reached(paths: Sequence[str], program: str) -> None:
     """Return when the kernel has answered about all of them, whatever it said; :class:`SpawnFailed` if it does not."""
+    before = _hanging.pop(tuple(paths), None)
+    if before is not None and before.is_alive():
+        _hanging[tuple(paths)] = before
+        raise _no_answer(paths, program)
     loop = asyncio.get_running_loop()
     answered = asyncio.Event()
 
@@ -40,10 +47,16 @@ async def reached(paths: Sequence[str], program: str) -> None:
             loop.call_soon_threadsafe(answered.set)
 
     # A thread of its own, not of a pool: one that is stuck in the kernel must not keep others, or our end, waiting.
-    threading.Thread(target=look, name="everdeck-reach", daemon=True).start()
+    looking = threading.Thread(target=look, name="everdeck-reach", daemon=True)
+    looking.start()
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
             await answered.wait()
     except TimeoutError:
-        what = f"{' or '.join(paths)} does not answer within {DEADLINE_SECONDS:g} s (a hung file system?)"
-        raise SpawnFailed(program, errno.ETIMEDOUT, what) from None
+        _hanging[tuple(paths)] = looking
+        raise _no_answer(paths, program) from None
+
+
+def _no_answer(paths: Sequence[str], program: str) -> SpawnFailed:
+    what = f"{' or '.join(paths)} does not answer within {DEADLINE_SECONDS:g} s (a hung file system?)"
+    return SpawnFailed(program, errno.ETIMEDOUT, what)

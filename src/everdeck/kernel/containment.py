@@ -90,7 +90,7 @@ def members(trees: Sequence[Tree]) -> dict[Cookie, list[int]]:
     found: dict[Cookie, set[int]] = {tree.cookie: set() for tree in trees}
     to_scan: list[Tree] = []
     for tree in trees:
-        if tree.cgroup is not None and (pids := _cgroup_pids(tree.cgroup)) is not None:
+        if tree.cgroup is not None and (pids := pids_in(tree.cgroup)) is not None:
             found[tree.cookie].update(pids)
         else:
             to_scan.append(tree)
@@ -150,7 +150,7 @@ def belongs(tree: Tree, pid: int, pidfd: int) -> bool:
     """Is the process behind ``pidfd``, which was opened for this pid, one of the tree?"""
     if tree.identity is not None and tree.identity.pid == pid:
         return ids.is_same(tree.identity, pidfd)
-    if tree.cgroup is not None and (pids := _cgroup_pids(tree.cgroup)) is not None and pid in pids:
+    if tree.cgroup is not None and (pids := pids_in(tree.cgroup)) is not None and pid in pids:
         return True
     if tree.is_contained:
         return False
@@ -411,7 +411,7 @@ def gather_into_cgroups(orders: Sequence[tuple[Tree, Path]]) -> list[tuple[Tree,
         for cookie, (tree, path) in waiting.items():
             leader = tree.identity.pid if tree.identity is not None else 0
             members_seen = dict.fromkeys([*_descendants(leader), *scanned[cookie]])
-            inside = set(_cgroup_pids(path) or ())
+            inside = set(pids_in(path) or ())
             outside = [pid for pid in members_seen if pid not in inside and not _is_dead(pid)]
             for pid in outside:
                 if _enter_member(tree, path, pid, inside | {leader}):
@@ -450,7 +450,7 @@ def _enter_verified(path: Path, pid: int, is_ours: Callable[[int], bool]) -> boo
         if not is_ours(pidfd) or ids.is_readable(pidfd) or not enter_cgroup(path, pid):
             return False
         moved = ids.is_alive(pidfd)
-        if not moved and pid in (_cgroup_pids(path) or ()):  # a zombie is not listed, so this is somebody else
+        if not moved and pid in (pids_in(path) or ()):  # a zombie is not listed, so this is somebody else
             enter_cgroup(path.parent.parent, pid)
     except KernelError:
         return False
@@ -462,12 +462,12 @@ def _enter_verified(path: Path, pid: int, is_ours: Callable[[int], bool]) -> boo
 
 def is_inside(path: Path, pid: int) -> bool:
     """Is this process in the cgroup now?"""
-    return pid in (_cgroup_pids(path) or ())
+    return pid in (pids_in(path) or ())
 
 
 def is_populated(path: Path) -> bool:
     """Is anybody in the cgroup?"""
-    return bool(_cgroup_pids(path))
+    return bool(pids_in(path))
 
 
 def _is_dead(pid: int) -> bool:
@@ -556,7 +556,7 @@ def _cgroup2_mount() -> Path | None:
     return None
 
 
-def _cgroup_pids(path: Path) -> list[int] | None:
+def pids_in(path: Path | str) -> list[int] | None:
     """The pids inside, zombies excluded by the kernel; None if the directory does not exist."""
     try:
         fd = os.open(f"{path}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
