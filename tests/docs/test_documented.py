@@ -28,13 +28,14 @@ REFERENCE = ROOT / "docs" / "reference"
 
 
 def code_in(*pages: Path) -> set[str]:
-    """Every identifier-like word that these pages show as code, in a span or in a block."""
+    """Every identifier-like word that these pages show as code, in a span or in a block; and each span as a whole."""
     words: set[str] = set()
     for page in pages:
         for token in MarkdownIt().enable("table").parse(page.read_text()):
             inline = [child.content for child in token.children or () if child.type == "code_inline"]
             for text in [token.content, *inline] if token.type == "fence" else inline:
                 words.update(re.findall(r"[A-Za-z_][\w-]*", text))
+            words.update(inline)  # a value of several words is shown as a whole
     return words
 
 
