@@ -145,6 +145,17 @@ def test_a_half_frame_costs_nobody_anything(served: tuple[Deck, Path]) -> None:
     assert deck.status("alice").state is State.RUNNING
 
 
+def test_a_stream_that_is_cancelled_at_once_is_ended(served: tuple[Deck, Path]) -> None:
+    """Asked for and cancelled in one write: it gets its end, and its number is free again."""
+    _, state = served
+    follow = frames.packed(frames.Ask(1, frames.raw(requests.FollowLogs("alice"))))
+    with connected(state) as raw:
+        for _ in range(3):
+            raw.sendall(follow + frames.packed(frames.Cancel(1)))
+            (ended,) = answers(raw, 1)
+            assert isinstance(ended, frames.Answer)
+
+
 def test_a_verb_that_is_not_known_gets_an_error_and_nothing_else(served: tuple[Deck, Path]) -> None:
     """The connection goes on: two releases may meet on one socket."""
     _, state = served

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
+from everdeck.access import LocalPeople
 from everdeck.clock import Clock
 from everdeck.deck.durability import DurabilityMode
 from everdeck.deck.member import MemberDeck
@@ -44,7 +45,8 @@ class AsyncDeck(MessageVerbs):
     """All workers of one place, from inside an event loop.
 
     Use it as ``async with AsyncDeck("state") as deck``; leaving stops the bound workers and leaves the adoptable
-    ones running. With ``join=False`` a directory that another process owns is refused (:class:`DeckOwned`).
+    ones running. With ``join=False`` a directory that another process owns is refused (:class:`DeckOwned`). ``people``
+    are other accounts of this machine that may ask at ``deck.sock`` while this process owns the directory.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class AsyncDeck(MessageVerbs):
         clock: Clock | None = None,
         layers: Iterable[str] = ALL_LAYERS,
         durability: DurabilityMode = "power",
+        people: LocalPeople | None = None,
     ) -> None:
         self._elsewhere = _elsewhere(where, token)
         self.where = os.fspath(where)
@@ -64,6 +67,7 @@ class AsyncDeck(MessageVerbs):
         self._clock = clock
         self._layers = frozenset(layers)
         self._durability: DurabilityMode = durability
+        self._people = people
         self._membership: Membership | None = None
         self._member: MemberDeck | None = None
         self._reopening: asyncio.Task[AsyncDeck] | None = None
@@ -91,7 +95,12 @@ class AsyncDeck(MessageVerbs):
             await self._elsewhere.open()
         else:
             membership = Membership(
-                self._home, join=self._join, clock=self._clock, layers=self._layers, durability=self._durability
+                self._home,
+                join=self._join,
+                clock=self._clock,
+                layers=self._layers,
+                durability=self._durability,
+                people=self._people,
             )
             await membership.open()
             self._membership, self._member = membership, MemberDeck(membership)

@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from everdeck.access import LocalPeople
 from everdeck.clock import Clock
 from everdeck.crashpoints import crash_point
 from everdeck.deck.durability import DurabilityMode
@@ -52,6 +53,7 @@ class Membership:
         clock: Clock | None,
         layers: frozenset[str],
         durability: DurabilityMode,
+        people: LocalPeople | None = None,
     ) -> None:
         self.state_dir = state_dir
         self.owner: Owner | None = None
@@ -61,6 +63,7 @@ class Membership:
         self._clock = clock
         self._layers = layers
         self._durability: DurabilityMode = durability
+        self._people = people
         self._changed = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
         self._closed = False
@@ -198,6 +201,7 @@ class Membership:
             durability=self._durability,
             handed_on=handed_on,
             name_owner=not self._join,
+            people=self._people,
         )
 
     def _offered(self, word: str) -> None:

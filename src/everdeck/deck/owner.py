@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from msgspec.structs import replace
 
 from everdeck import __version__
+from everdeck.access import LocalPeople
 from everdeck.clock import Clock
 from everdeck.crashpoints import crash_point
 from everdeck.deck import rights
@@ -98,7 +99,14 @@ ALL_LAYERS: Final = frozenset({"L1", "L2", "L3", "L4"})
 class Owner:
     """All workers of one state directory, in the one process that holds its lock. Made by :meth:`open`."""
 
-    def __init__(self, home: DeckHome, parts: Parts, deck_id: str, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        home: DeckHome,
+        parts: Parts,
+        deck_id: str,
+        listener: socket.socket,
+        people: LocalPeople | None = None,
+    ) -> None:
         self.state_dir = home.state_dir
         self.deck_id = deck_id
         self.owner_pid = os.getpid()
@@ -108,7 +116,7 @@ class Owner:
         self._verbs: set[asyncio.Task[Any]] = set()
         self._bound = os.lstat(home.socket_path)
         welcome = Welcome(VERSION, self.owner_pid, deck_id, __version__)
-        self._server = WireServer(self, parts.deeds, listener, welcome)
+        self._server = WireServer(self, parts.deeds, listener, welcome, people)
         self._ending = Ending(parts)
         self._starting = Starting(parts, self._ending)
         self._healing = Healing(parts, self._ending, self._starting)
@@ -138,8 +146,9 @@ class Owner:
         durability: DurabilityMode = "power",
         handed_on: Given | None = None,
         name_owner: bool = True,
+        people: LocalPeople | None = None,
     ) -> Self:
-        """Own the state directory and recover everything in it, or :class:`DeckOwned`."""
+        """Own the state directory and recover everything in it, or :class:`DeckOwned`; ``people`` may ask it too."""
         ids.require_pidfds()
         home = DeckHome(state_dir)
         inherited = home.open(None if handed_on is None else _inherited(handed_on), name_owner=name_owner)
@@ -155,12 +164,14 @@ class Owner:
             registry = Registry.open(home.registry_path, ids.boot_id())
             deck_id = registry.meta("deck_id") or uuid.uuid4().hex[:16]
             parts = _open_parts(home, registry, inherited, clock or Clock(), layers, durability, deck_id)
+            if people:
+                unixsocket.open_to_others(state_dir, SOCKET)
         except BaseException:
             if listener is not None:
                 listener.close()
             home.close()
             raise
-        owner = cls(home, parts, deck_id, listener)
+        owner = cls(home, parts, deck_id, listener, people)
         await owner._recover(parts, inherited)
         return owner
 

@@ -1,7 +1,7 @@
 """Sockets in a directory: bound under their name in one step, reached however deep the directory is.
 
 An AF_UNIX address holds 107 bytes (unix(7)), so a deep directory is reached through its descriptor:
-``/proc/self/fd/N/NAME``. Who is at the other end is the kernel's word (SO_PEERCRED).
+``/proc/self/fd/N/NAME``. Who is at the other end is the kernel's word (SO_PEERCRED, SO_PEERGROUPS).
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from typing import Final
 from everdeck.errors import DeckError
 
 _UCRED: Final = struct.Struct("3i")
+_SO_PEERGROUPS: Final = 59  # asm-generic/socket.h, since Linux 4.13; Python has no name for it
 BACKLOG: Final = 1024
 
 
@@ -24,6 +25,7 @@ class Peer:
 
     pid: int
     uid: int
+    gids: frozenset[int] = frozenset()
 
     @property
     def is_ours(self) -> bool:
@@ -77,8 +79,19 @@ def connect(directory: Path, name: str, timeout_seconds: float | None = None) ->
 
 def peer_of(connection: socket.socket) -> Peer:
     """Who is at the other end."""
-    pid, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return Peer(pid, uid)
+    pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    groups = {gid}
+    with contextlib.suppress(OSError):
+        # 1024 bytes are the most that Python asks for: 256 groups. Whoever is in more is known by the first one only.
+        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 1024)
+        groups.update(value for (value,) in struct.iter_unpack("I", raw))
+    return Peer(pid, uid, frozenset(groups))
+
+
+def open_to_others(directory: Path, name: str) -> None:
+    """Others may reach the socket; who of them is let in is asked of the kernel. The directory cannot be listed."""
+    (directory / name).chmod(0o666)
+    directory.chmod(directory.stat().st_mode & 0o777 | 0o011)
 
 
 def unlink_if_ours(path: Path, bound: os.stat_result) -> None:

@@ -140,7 +140,8 @@ class _Daemon:
             elif number is not signal.SIGQUIT:
                 loop.add_signal_handler(number, self._leave.set)
         config = self._options.config
-        deck = AsyncDeck(self._options.state_dir, durability="power" if config is None else config.deck.durability)
+        durability = "power" if config is None else config.deck.durability
+        deck = AsyncDeck(self._options.state_dir, durability=durability, people=self._options.people)
         await deck.open()
         reaping = asyncio.ensure_future(_reap_orphans()) if self._is_init else None
         try:

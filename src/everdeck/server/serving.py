@@ -18,10 +18,8 @@ This file also owns what a connection may cost:
 import asyncio
 import contextlib
 import os
-import resource
 import socket
 import ssl
-import struct
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from email.utils import formatdate
 from pathlib import Path
@@ -38,6 +36,7 @@ from everdeck.kernel import unixsocket
 from everdeck.statedir import HTTP_SOCKET
 from everdeck.verbs import Caller
 from everdeck.wire.listening import serve_unix
+from everdeck.wire.places import Places
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -48,16 +47,8 @@ HEAD_SECONDS: Final = 20.0
 BODY_SECONDS: Final = 30.0
 STALLED_READER_SECONDS: Final = 30.0
 KEEP_ALIVE_SECONDS: Final = 15
-MOST_CONNECTIONS: Final = 4096
-FEWEST_CONNECTIONS: Final = 16
-MOST_SILENT_PER_PEER: Final = 128
-SPEAK_SECONDS: Final = 2.0
-RESERVED_DESCRIPTORS: Final = 256
 ACCEPTED_PER_TURN: Final = 64
 BACKLOG: Final = 1024
-_COUNT_SECONDS: Final = 1.0
-_UCRED: Final = struct.Struct("3i")
-_SO_PEERGROUPS: Final = 59  # asm-generic/socket.h, since Linux 4.13; Python has no name for it
 
 
 class Connection:
@@ -86,7 +77,7 @@ class HttpFront:
     def __init__(self, app: AsgiApp, people: LocalPeople | None = None) -> None:
         self._app = app
         self._people = people or LocalPeople()
-        self._places = _Places()
+        self._places = Places()
         self._state = ServerState()
         self._state.default_headers = []
         self._servers: dict[str, asyncio.Server] = {}
@@ -105,7 +96,7 @@ class HttpFront:
         else:
             listener = socket.socket(fileno=carried_fd)
         if self._people:
-            _open_to_others(state_dir, path)
+            unixsocket.open_to_others(state_dir, HTTP_SOCKET)
         self._bound[path] = os.lstat(path)
         server = await serve_unix(lambda: self._protocol(config, local=True), _own(listener), backlog=ACCEPTED_PER_TURN)
         # asyncio takes one number for both: the kernel's queue, and how many it accepts before it looks at them.
@@ -225,68 +216,11 @@ class HttpFront:
         return _Protocol(config, self._state, {"connection": connection}, self._places, self._people)
 
 
-class _Places:
-    """How many connections there may be, and who makes room for a new one."""
-
-    def __init__(self) -> None:
-        # Whose, and since when, in the order in which they fell silent; without those that have a request under way.
-        self._silent: dict[_Protocol, tuple[str, float]] = {}
-        self._silent_of: dict[str, int] = {}
-        self._all = 0
-        self._most = FEWEST_CONNECTIONS
-        self._counted_at = float("-inf")
-
-    def arrived(self, protocol: "_Protocol", peer: str, now: float) -> bool:
-        """A new connection; False if there is no room for it because everybody else has a request under way."""
-        self._all += 1
-        self.silent(protocol, peer, now)
-        leaving: _Protocol | None = None
-        if self._all > self._room(now):
-            leaving = next(iter(self._silent))
-        elif self._silent_of[peer] > MOST_SILENT_PER_PEER:
-            oldest, since = next((one, since) for one, (whose, since) in self._silent.items() if whose == peer)
-            # A crowd that has just come may be about to speak.
-            leaving = oldest if now - since > SPEAK_SECONDS else None
-        if leaving is not None:
-            self.busy(leaving)
-            leaving.cut()
-        return leaving is not protocol
-
-    def left(self, protocol: "_Protocol") -> None:
-        """The connection is gone."""
-        self._all -= 1
-        self.busy(protocol)
-
-    def silent(self, protocol: "_Protocol", peer: str, now: float) -> None:
-        """It has no whole request under way."""
-        if protocol not in self._silent:
-            self._silent[protocol] = (peer, now)
-            self._silent_of[peer] = self._silent_of.get(peer, 0) + 1
-
-    def busy(self, protocol: "_Protocol") -> None:
-        """It has one, or is going."""
-        peer, _ = self._silent.pop(protocol, (None, 0.0))
-        if peer is not None:
-            self._silent_of[peer] -= 1
-            if not self._silent_of[peer]:
-                del self._silent_of[peer]
-
-    def _room(self, now: float) -> int:
-        """What the limit on descriptors leaves when the workers have theirs, half as many again, and a reserve."""
-        if now - self._counted_at > _COUNT_SECONDS:
-            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            elsewhere = max(0, len(os.listdir("/proc/self/fd")) - self._all)  # noqa: PTH208 - names are all we want
-            left = limit - elsewhere - elsewhere // 2 - RESERVED_DESCRIPTORS
-            self._most = max(FEWEST_CONNECTIONS, min(MOST_CONNECTIONS, left))
-            self._counted_at = now
-        return self._most
-
-
 class _Protocol(H11Protocol):
     """uvicorn's protocol with a look at the peer, deadlines for what it sends, and a place of its own."""
 
     def __init__(
-        self, config: Config, state: ServerState, app_state: dict[str, Any], places: _Places, people: LocalPeople
+        self, config: Config, state: ServerState, app_state: dict[str, Any], places: Places, people: LocalPeople
     ) -> None:
         super().__init__(config, state, app_state)
         self._places = places
@@ -299,14 +233,14 @@ class _Protocol(H11Protocol):
         connection: Connection = self.app_state["connection"]
         connection.transport = transport
         if connection.local:
-            pid, uid, gids = _peer_of(transport)
-            connection.grant = self._people.grant_of(uid, gids, os.geteuid())
-            connection.caller = Caller(uid=uid, pid=pid)
+            peer = unixsocket.peer_of(transport.get_extra_info("socket"))
+            connection.grant = self._people.grant_of(peer.uid, peer.gids, os.geteuid())
+            connection.caller = Caller(uid=peer.uid, pid=peer.pid)
             if connection.grant is None:
                 self.transport = transport
                 transport.abort()
                 return
-            self._peer = f"uid {uid}"
+            self._peer = f"uid {peer.uid}"
         else:
             self._peer = str((transport.get_extra_info("peername") or ("",))[0])
         super().connection_made(transport)
@@ -394,17 +328,6 @@ def _never() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
 
 
-def _peer_of(transport: asyncio.Transport) -> tuple[int, int, frozenset[int]]:
-    """Pid, uid and groups of the process at the other end, as they were when it connected."""
-    peer = transport.get_extra_info("socket")
-    pid, uid, gid = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    groups = {gid}
-    with contextlib.suppress(OSError):
-        raw = peer.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * 1024)
-        groups.update(value for (value,) in struct.iter_unpack("I", raw))
-    return pid, uid, frozenset(groups)
-
-
 def _refuse_second(state_dir: Path) -> None:
     """Two daemons beside one deck would take each other's callers."""
     with contextlib.suppress(OSError), unixsocket.connect(state_dir, HTTP_SOCKET) as there:
@@ -423,12 +346,6 @@ def _tcp_listener(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _open_to_others(state_dir: Path, path: Path) -> None:
-    """Others may reach the socket; who of them is let in is asked of the kernel. The directory cannot be listed."""
-    path.chmod(0o666)
-    state_dir.chmod(state_dir.stat().st_mode & 0o777 | 0o011)
 
 
 def _own(listener: socket.socket) -> socket.socket:

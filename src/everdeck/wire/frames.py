@@ -129,6 +129,11 @@ class Cutter:
         self._most_bytes = most_bytes
         self._kept = bytearray()
 
+    @property
+    def holds_a_part(self) -> bool:
+        """Is a frame begun and not complete?"""
+        return bool(self._kept)
+
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Each body that is complete now; raises at a length that is too large, before its bytes are kept."""
         kept = self._kept

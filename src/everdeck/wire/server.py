@@ -1,9 +1,14 @@
 """The owner's end of ``deck.sock``: every owner serves it, library or daemon.
 
-A peer is asked for by SO_PEERCRED and must run as the owner or as root. What one connection may cost is bounded: so
-many questions at once, frames of so many bytes, streams that send only what was asked for, and a peer that does not
-read for half a minute is cut off. What is not a frame gets an error and ends the connection; a verb that is not known,
-or ill-typed, gets an error and nothing else.
+Who connects is the kernel's word (SO_PEERCRED). The owner's account and root may do everything, and are believed when
+they name somebody else as the caller: a daemon that is a member passes its own callers on. Another account is let in if
+it is listed, with the role it was given; every verb of it is held to that role (:mod:`everdeck.guarded`), it is never a
+member, and whom it names as the caller is not looked at.
+
+What one connection may cost is bounded: so many questions at once, frames of so many bytes, streams that send only what
+was asked for, and a peer that does not read for half a minute is cut off. How many there may be is bounded too: by the
+descriptors that workers leave, and per account. What is not a frame gets an error and ends the connection; a verb that
+is not known, or ill-typed, gets an error and nothing else.
 
 A verb that acts goes on when its caller hangs up: whoever asks again with the same request id gets its answer.
 """
@@ -15,18 +20,21 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 
+from everdeck.access import OWN_GRANT, Grant, LocalPeople
 from everdeck.errors import EverdeckError, SpecError
 from everdeck.faults import fault_of
+from everdeck.guarded import Guarded
 from everdeck.kernel.unixsocket import Peer, peer_of
 from everdeck.model import EventKind
 from everdeck.verbs import Caller, Member, asked_by
 from everdeck.wire import frames
 from everdeck.wire.frames import Answer, Answered, Ask, Cancel, Cutter, FrameRefused, Hello, Item, More, Refused
 from everdeck.wire.listening import serve_unix
+from everdeck.wire.places import Places
 from everdeck.wire.requests import Served, Stream, Verb, decode_verb
 
 _log: Final = logging.getLogger("everdeck.wire")
@@ -34,6 +42,11 @@ _log: Final = logging.getLogger("everdeck.wire")
 MOST_AT_ONCE: Final = 256
 FIRST_FRAME_SECONDS: Final = 30.0
 STALLED_READER_SECONDS: Final = 30.0
+FEWEST_CONNECTIONS: Final = 128
+"""As many there may be even where workers have taken nearly all descriptors: every member of the deck is one."""
+MOST_OF_ANOTHER_ACCOUNT: Final = 64
+MOST_BYTES_OF_ANOTHER_ACCOUNT: Final = 1 << 20
+WHOLE_FRAME_SECONDS: Final = 30.0
 
 
 class Deeds(Protocol):
@@ -48,8 +61,17 @@ class Deeds(Protocol):
 class WireServer:
     """Everybody who is connected to one owner."""
 
-    def __init__(self, deck: Served, deeds: Deeds, listener: socket.socket, welcome: frames.Welcome) -> None:
+    def __init__(
+        self,
+        deck: Served,
+        deeds: Deeds,
+        listener: socket.socket,
+        welcome: frames.Welcome,
+        people: LocalPeople | None = None,
+    ) -> None:
         self.deck = deck
+        self.people = people or LocalPeople()
+        self.places = Places(FEWEST_CONNECTIONS)
         self.deeds = deeds
         self.welcome = frames.packed(welcome)
         self.listener = listener
@@ -116,6 +138,10 @@ class WireServer:
         waiting.set_result(connection.given_away())
         return True
 
+    def of_account(self, uid: int) -> int:
+        """How many connections an account has."""
+        return sum(one.peer.uid == uid for one in self._connections)
+
     def begun(self, connection: "_Connection") -> None:
         """Somebody connected."""
         self._connections.add(connection)
@@ -136,7 +162,10 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._cutter = Cutter(frames.MOST_ASKED_BYTES)
         self._transport: asyncio.Transport | None = None
-        self._peer = Peer(0, -1)
+        self._deck = server.deck
+        self._grant: Grant | None = None
+        self._whole_frame: asyncio.TimerHandle | None = None
+        self.peer = Peer(0, -1)
         self._streams: dict[int, _Stream] = {}
         self._readable = asyncio.Event()
         self._readable.set()
@@ -152,14 +181,31 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a stream socket has no other
         self._transport = transport
         borrowed = transport.get_extra_info("socket")
-        self._peer = peer_of(borrowed)
-        if not self._peer.is_ours:
+        self.peer = peer_of(borrowed)
+        self._grant = self._server.people.grant_of(self.peer.uid, self.peer.gids, os.geteuid())
+        if self._grant is None or (
+            self._is_guest and self._server.of_account(self.peer.uid) >= MOST_OF_ANOTHER_ACCOUNT
+        ):
+            self._grant = None
             transport.abort()
             return
+        if self._is_guest:
+            self._cutter = Cutter(MOST_BYTES_OF_ANOTHER_ACCOUNT)
+            self._deck = cast("Served", Guarded(self._server.deck, self._grant))
         self.socket = borrowed
         self._server.begun(self)
         self._deadline = self._loop.call_later(FIRST_FRAME_SECONDS, transport.abort)
-        transport.write(self._server.welcome)
+        if self._server.places.arrived(self, self._account, self._loop.time()):
+            transport.write(self._server.welcome)
+
+    @property
+    def _is_guest(self) -> bool:
+        """Is it of another account?"""
+        return self._grant is not OWN_GRANT
+
+    @property
+    def _account(self) -> str:
+        return f"uid {self.peer.uid}"
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -169,10 +215,18 @@ class _Connection(asyncio.Protocol):
                 self._take(body)
         except FrameRefused as refusal:
             self._refuse_all(refusal)
+            return
+        if self._is_guest:
+            self._watch_half_frames()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the same for us either way
         self._transport = self.socket = None
         self._no_deadline()
+        if self._whole_frame is not None:
+            self._whole_frame.cancel()
+        if self._grant is None:
+            return  # it was never let in
+        self._server.places.left(self)
         self._server.ended(self)
         for stream in self._streams.values():
             stream.task.cancel()
@@ -188,6 +242,11 @@ class _Connection(asyncio.Protocol):
         self._readable.set()
         self._no_deadline()
         self._read_on()
+
+    def cut(self) -> None:
+        """Make room for somebody else."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def hang_up(self) -> None:
         """Answers that are written leave first."""
@@ -232,8 +291,13 @@ class _Connection(asyncio.Protocol):
     def _met(self, hello: Hello) -> None:
         if hello.version != frames.VERSION:
             raise FrameRefused(f"this owner speaks version {frames.VERSION}, not {hello.version}")
+        if self._is_guest and (hello.member or hello.program.startswith("fetch:")):
+            raise FrameRefused(
+                "only the account that owns the deck may join it; ask with `everdeck`, or over http.sock"
+            )
         if hello.member:
-            self.member = Member(self._peer.pid, self._peer.uid, hello.program[:200], since=self.since)
+            self.member = Member(self.peer.pid, self.peer.uid, hello.program[:200], since=self.since)
+            self._server.places.busy(self)  # it waits for the owner's end, and keeps its place
         elif hello.program.startswith("fetch:") and not self._server.fetched(hello.program[6:], self):
             raise FrameRefused("nothing is offered under that word")
 
@@ -247,16 +311,20 @@ class _Connection(asyncio.Protocol):
             refusal = cause if isinstance(cause, SpecError) else SpecError("verb", "what was asked", str(err))
             self.send(Refused(ask.number, fault_of(refusal)))
             return
-        caller = ask.caller or Caller(uid=self._peer.uid, pid=self._peer.pid)
+        caller = Caller(uid=self.peer.uid, pid=self.peer.pid)
+        if ask.caller is not None and not self._is_guest:
+            caller = ask.caller
         if self._server.draining:
             return  # the next owner is asked again
         if isinstance(verb, Stream):
             stream = self._streams[ask.number] = _Stream()
             stream.task = self._loop.create_task(self._flow(ask.number, verb, stream))
+            stream.task.add_done_callback(lambda task: self._flowed(ask.number, task))
         else:
             task = self._loop.create_task(self._answer(ask, verb, caller))
             self.acts.add(task)
             task.add_done_callback(self.acts.discard)
+        self._server.places.busy(self)
         if len(self.acts) + len(self._streams) >= MOST_AT_ONCE and self._transport is not None:
             self._transport.pause_reading()
 
@@ -267,42 +335,62 @@ class _Connection(asyncio.Protocol):
             self.send(Item(number, frames.raw(item)))
 
         removal = verb.__struct_config__.tag == "remove"
+        # Whoever waits for a request that is under way gets its answer: another account, only that of its own requests.
+        request = f"{self._account}: {ask.request}" if self._is_guest and ask.request is not None else ask.request
         try:
             with asked_by(caller):
                 answer = await self._server.deeds.once(
-                    ask.request, verb.deed, lambda: verb.call(self._server.deck, tell), removal=removal
+                    request, verb.deed, lambda: verb.call(self._deck, tell), removal=removal
                 )
             self.send(Answer(number, frames.raw(answer)))
         except Exception as err:  # noqa: BLE001 - the edge: whatever it is, it is the answer
             self._send_error(number, verb, err)
         finally:
+            self._idle_without(asyncio.current_task())
             self._read_on()
 
     async def _flow(self, number: int, verb: Stream[Any], stream: "_Stream") -> None:
         try:
-            async with contextlib.aclosing(verb.open(self._server.deck)) as items:  # type: ignore[type-var]  # all are generators
+            async with contextlib.aclosing(verb.open(self._deck)) as items:  # type: ignore[type-var]  # all are generators
                 async for item in items:
                     await stream.room()
                     await self._readable.wait()
                     self.send(Item(number, frames.raw(item)))
             self.send(Answer(number, frames.raw(None)))
-        except asyncio.CancelledError:
-            self.send(Answer(number, frames.raw(None)))
         except Exception as err:  # noqa: BLE001 - as above
             self._send_error(number, verb, err)
-        finally:
-            self._streams.pop(number, None)
-            self._read_on()
+
+    def _flowed(self, number: int, task: "asyncio.Task[None]") -> None:
+        """A stream ended; not in its coroutine, which never runs if it is cancelled in the turn it was asked for."""
+        if task.cancelled():
+            self.send(Answer(number, frames.raw(None)))
+        self._streams.pop(number, None)
+        self._idle_without(None)
+        self._read_on()
 
     def _send_error(self, number: int, verb: Verb[Any], err: Exception) -> None:
         if not isinstance(err, EverdeckError | ExceptionGroup):
-            _log.error("%s of %s failed", type(verb).__name__, self._peer, exc_info=err)
+            _log.error("%s of %s failed", type(verb).__name__, self.peer, exc_info=err)
         self.send(Refused(number, fault_of(err)))
 
     def _refuse_all(self, refusal: FrameRefused) -> None:
-        _log.info("pid %d on the deck's socket: %s", self._peer.pid, refusal)
+        _log.info("pid %d on the deck's socket: %s", self.peer.pid, refusal)
         self.send(Refused(0, fault_of(refusal)))
         self.hang_up()
+
+    def _idle_without(self, ended: "asyncio.Task[Any] | None") -> None:
+        """A question was answered: if it was the last one and this is no member, the place may be somebody else's."""
+        if not self._streams and not (self.acts - {ended}) and self.member is None and self._transport is not None:
+            self._server.places.silent(self, self._account, self._loop.time())
+
+    def _watch_half_frames(self) -> None:
+        """Another account's frame is whole within its time; a byte more does not move that."""
+        if not self._cutter.holds_a_part:
+            if self._whole_frame is not None:
+                self._whole_frame.cancel()
+                self._whole_frame = None
+        elif self._whole_frame is None:
+            self._whole_frame = self._loop.call_later(WHOLE_FRAME_SECONDS, self.cut)
 
     def _read_on(self) -> None:
         room = len(self.acts) + len(self._streams) < MOST_AT_ONCE and self._readable.is_set()

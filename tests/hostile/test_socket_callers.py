@@ -1,0 +1,201 @@
+"""What another account may do at ``deck.sock``: nothing, unless it is listed, and then what its role says."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from everdeck.wire import requests
+from everdeck.wire.client import WireClient
+from everdeck.wire.server import MOST_OF_ANOTHER_ACCOUNT
+from support.cli_daemon import PATIENCE_SECONDS, Person
+from support.hostile_accounts import Account, open_place
+from support.repo_processes import end_all_under
+
+PRELUDE = """
+import json, os, socket, sys
+from pathlib import Path
+from everdeck.errors import EverdeckError
+from everdeck.kernel import unixsocket
+from everdeck.model import EventKind, WorkerSpec
+from everdeck.verbs import Caller
+from everdeck.wire import frames, requests
+from everdeck.wire.client import WireClient
+
+state, uid, gid, groups = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
+os.setgroups(groups); os.setgid(gid); os.setuid(uid)
+
+def connected():
+    raw = unixsocket.connect(state, "deck.sock", 60)
+    first = next_frame(raw)
+    assert isinstance(first, frames.Welcome), first
+    return raw
+
+def next_frame(raw):
+    cutter = frames.Cutter(frames.MOST_ANSWERED_BYTES)
+    while True:
+        try:
+            data = raw.recv(1)
+        except ConnectionResetError:
+            return None
+        if not data:
+            return None
+        for body in cutter.feed(data):
+            return frames.decode_answered(body)
+
+def say(found):
+    print(json.dumps(found))
+"""
+
+EVERY_VERB = """
+verbs = [
+    requests.Status("alice"), requests.List(), requests.Inspect("alice"), requests.Spec("alice"),
+    requests.Tree("alice"), requests.Layers("alice"), requests.Logs("alice"), requests.Events(),
+    requests.LastEventId(), requests.AskAbilities(), requests.Members(),
+    requests.Restart("alice"), requests.Reset("alice"), requests.Start("alice"), requests.StartMany({"alice": None}),
+    requests.StopMany(["bob"]), requests.StopAll(), requests.Reconcile(),
+    requests.Start("mine", WorkerSpec(("sleep", "1000"))),
+    requests.StartMany({"mine": WorkerSpec(("sleep", "1000"))}),
+    requests.Adopt("mine", os.getpid()), requests.Remove("bob"),
+    requests.RecordEvent("alice", EventKind.FEED, {"forged": True}),
+    requests.Follow(0), requests.FollowLogs("alice"), requests.Wakes(),
+]
+assert {type(verb) for verb in verbs} == set(requests.ALL)
+raw, found = connected(), {}
+for number, verb in enumerate(verbs, 1):
+    raw.sendall(frames.packed(frames.Ask(number, frames.raw(verb), None)))
+    if isinstance(verb, requests.FollowLogs):  # nothing is written to that log
+        raw.sendall(frames.packed(frames.Cancel(number)))
+    while (frame := next_frame(raw)).number != number:
+        pass
+    if isinstance(verb, requests.Follow):
+        raw.sendall(frames.packed(frames.Cancel(number)))
+    key = type(verb).__name__
+    key += " anew" if "mine" in (getattr(verb, "name", ""), *getattr(verb, "workers", ())) else ""
+    fault = frame.fault if isinstance(frame, frames.Refused) else None
+    found[key] = "done" if fault is None else [fault, *fault.inside][-1].error
+say(found)
+"""
+
+
+@pytest.fixture(scope="module")
+def person(mallory: Account, victim: Account) -> Iterator[Person]:
+    """A daemon of root: mallory may read, and the victim's group may operate."""
+    with open_place() as place:
+        config = place / "everdeck.toml"
+        config.write_text(
+            f'[server]\nhttp = false\nusers = {{ {mallory.name} = "read" }}\ngroups = {{ {victim.name} = "operate" }}\n'
+            '[worker.alice]\ncommand = ["sleep", "1000"]\n[worker.bob]\ncommand = ["sleep", "1000"]\n'
+        )
+        person = Person(place / "state")
+        try:
+            person.types("up", str(config), "--detach", "--no-http")
+            yield person
+        finally:
+            person.leaves()
+            end_all_under(place)
+
+
+def attempt(person: Person, script: str, uid: int, gid: int, groups: tuple[int, ...] = ()) -> Any:
+    """What a program with these ids says it got."""
+    command = [sys.executable, "-c", PRELUDE + script, str(person.state), str(uid), str(gid), json.dumps(groups)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+LOOKS = {
+    *("Status", "List", "Inspect", "Spec", "Tree", "Layers", "Logs", "Events", "LastEventId", "AskAbilities"),
+    *("Members", "Follow", "FollowLogs"),
+}
+OPERATES = {"Restart", "Reset", "Start", "StartMany", "StopMany", "StopAll", "Reconcile"}
+
+
+def test_a_reader_looks_and_every_other_verb_is_refused(person: Person, mallory: Account) -> None:
+    """Every verb that travels is tried; what the role does not include is refused, and nothing happens."""
+    found = attempt(person, EVERY_VERB, mallory.uid, mallory.gid)
+    assert {verb for verb, answer in found.items() if answer == "done"} == LOOKS
+    assert {answer for verb, answer in found.items() if verb not in LOOKS} == {"AccessDenied"}
+    assert person.worker("bob")["state"] == "running"
+
+
+def test_a_group_operates_and_runs_nothing_new(person: Person, mallory: Account, victim: Account) -> None:
+    """The best role of an account and of its groups counts, also of those that are not its first."""
+    found = attempt(person, EVERY_VERB, mallory.uid, mallory.gid, (victim.gid,))
+    assert {verb for verb, answer in found.items() if answer == "done"} == LOOKS | OPERATES
+    assert {answer for verb, answer in found.items() if verb not in LOOKS | OPERATES} == {"AccessDenied"}
+    person.types("start", "alice")
+    person.types("start", "bob")
+
+
+def test_who_is_not_listed_is_cut_off_before_a_word(person: Person) -> None:
+    """Any account can reach the socket; only those that are listed are spoken to."""
+    script = "say(repr(next_frame(unixsocket.connect(state, 'deck.sock', 60))))"
+    assert attempt(person, script, 65533, 65533) == "None"
+
+
+def test_the_caller_is_the_kernels_word_whatever_the_peer_says(
+    person: Person, mallory: Account, victim: Account
+) -> None:
+    """Another account cannot act in root's name; a process of the deck's account may pass its own caller on."""
+    script = """
+raw = connected()
+forged = Caller(uid=0, pid=1, token="deck", address="192.0.2.1")
+raw.sendall(frames.packed(frames.Ask(1, frames.raw(requests.Restart("alice")), "a" * 32, forged)))
+assert isinstance(next_frame(raw), frames.Answer)
+say(os.getpid())
+"""
+    pid = attempt(person, script, mallory.uid, mallory.gid, (victim.gid,))
+    with WireClient(person.state) as owner:
+        last = [event for event in owner.ask(requests.Events(worker="alice")) if event.kind == "restarted"][-1]
+        assert last.detail["by"] == {"uid": mallory.uid, "pid": pid}
+    attempt(person, script, 0, 0)
+    with WireClient(person.state) as owner:
+        last = [event for event in owner.ask(requests.Events(worker="alice")) if event.kind == "restarted"][-1]
+        assert last.detail["by"]["token"] == "deck"
+
+
+def test_another_account_never_joins_or_fetches_the_deck(person: Person, mallory: Account) -> None:
+    """A member is handed the deck's lock and its sockets when the owner leaves."""
+    script = """
+found = []
+for hello in (frames.Hello(frames.VERSION, "me", True), frames.Hello(frames.VERSION, "fetch:" + "a" * 32)):
+    raw = connected()
+    raw.sendall(frames.packed(hello))
+    found.append(next_frame(raw).fault.message)
+say(found)
+"""
+    found = attempt(person, script, mallory.uid, mallory.gid)
+    assert all("only the account that owns the deck" in message for message in found)
+
+
+def test_one_account_has_so_many_connections_and_so_large_frames(person: Person, mallory: Account) -> None:
+    """Beyond them it is cut off, and the owner's own command line works on."""
+    script = f"""
+kept = [connected() for _ in range({MOST_OF_ANOTHER_ACCOUNT})]
+over = next_frame(unixsocket.connect(state, "deck.sock", 60))
+kept[0].sendall((2 << 20).to_bytes(4, "big"))
+refused = next_frame(kept[0]).fault.message
+say([repr(over), refused])
+"""
+    over, refused = attempt(person, script, mallory.uid, mallory.gid)
+    assert over == "None"
+    assert "at most" in refused
+    assert person.worker("bob")["state"] == "running"
+
+
+def test_the_deck_stays_closed_without_a_list(mallory: Account) -> None:
+    """Nobody is listed: the socket is 0600 and its directory 0700."""
+    with open_place() as place:
+        person = Person(place / "state")
+        try:
+            person.types("up", "--detach", "--no-http")
+            assert (person.state / "deck.sock").stat().st_mode & 0o777 == 0o600
+            assert person.state.stat().st_mode & 0o777 == 0o700
+            mallory.run("cat", person.state / "deck.sock", expect=1)
+        finally:
+            person.leaves()
+            end_all_under(place)
