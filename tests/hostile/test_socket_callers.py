@@ -199,3 +199,20 @@ def test_the_deck_stays_closed_without_a_list(mallory: Account) -> None:
         finally:
             person.leaves()
             end_all_under(place)
+
+
+def test_the_command_line_of_a_reader_looks_and_is_refused_the_rest(person: Person, mallory: Account) -> None:
+    """It may pass through the directory to the socket, and that is enough."""
+    # The modules are loaded first, by a look as root: the interpreter may be where only root can read.
+    script = """
+import os, sys
+from everdeck.cli import main
+main(["--state", sys.argv[1], "ps"]); main(["--state", sys.argv[1], "reset", "alice"])
+os.setgroups([]); os.setgid(int(sys.argv[3])); os.setuid(int(sys.argv[2]))
+codes = [main(["--state", sys.argv[1], "ps"]), main(["--state", sys.argv[1], "reset", "alice"])]
+print("codes", *codes)
+"""
+    command = [sys.executable, "-c", script, str(person.state), str(mallory.uid), str(mallory.gid)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
+    assert done.stdout.endswith("codes 0 1\n"), done.stdout + done.stderr
+    assert "it needs role operate; this caller has role read" in done.stderr

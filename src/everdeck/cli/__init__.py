@@ -172,10 +172,12 @@ def _run(name: str, arguments: list[str], state: str | None) -> int:
     if options.where.startswith(SCHEMES) and name not in _ANYWHERE | _WITHOUT_A_DECK:
         return _misused(f"`everdeck {name}` needs a directory of this machine, not {options.where}")
     from everdeck.errors import EverdeckError
+    from everdeck.statedir import StateDir
 
     function = getattr(_module(entry), name)
     try:
-        if name not in _WITHOUT_A_DECK:
+        # Another account that is let in may pass to the socket, and not list the directory.
+        if name not in _WITHOUT_A_DECK and not os.access(StateDir.at(options.state).socket, os.W_OK):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.scandir(options.state).close()
         code: int = function(options)
