@@ -30,7 +30,7 @@ from everdeck.errors import ClientError, DeckClosed, NoOwner, SpecError, TokenRe
 from everdeck.faults import Fault, error_of
 from everdeck.messages import FeedStatus, Letter, LetterVerb, Message, Outgoing, Which, outgoing
 from everdeck.model import Event, Layer, ProcessInfo, WorkerSpec, WorkerStatus, worker_name
-from everdeck.verbs import Abilities, Inspection, Member, Name, OpenDeck, Run, Started, Stopped, Workers
+from everdeck.verbs import Abilities, Inspection, Member, Name, OpenDeck, Run, Started, Stopped, Workers, current_caller
 
 # A verb takes as long as it takes: a stop waits for the grace period, a start for a slow disk.
 _TIMEOUT: Final = httpx.Timeout(None, connect=10.0)
@@ -373,7 +373,7 @@ class RemoteDeck:
                 path.lstrip("/"),
                 params=asked,
                 content=None if body is None else _encoded(body),
-                headers={"accept": "application/json", **({} if body is None else _JSON)},
+                headers={"accept": "application/json", **({} if body is None else _JSON), **_for_whom()},
             )
         if response.is_error:
             raise self._error(response.status_code, response.content)
@@ -614,6 +614,16 @@ class _Subscription:
 # --- below: in the order it is called ---------------------------------------------------------------------------
 
 _JSON: Final = {"content-type": "application/json"}
+
+
+def _for_whom() -> dict[str, str]:
+    """A program that asks for somebody else says for whom; the daemon records it beside the token's own name."""
+    caller = current_caller()
+    return (
+        {}
+        if caller is None or caller.token is None
+        else {"everdeck-for": caller.token.encode("ascii", "replace").decode()}
+    )
 
 
 def _spec(field: str, command: Run, fields: Mapping[str, Any]) -> WorkerSpec | None:

@@ -57,6 +57,7 @@ VERBS: Final[dict[str, Entry]] = {
     "adopt": Entry("adopt", "take over a process that somebody else started", _MOVE),
     "export": Entry("export", "a systemd unit or a Kubernetes manifest for this deck", _MOVE),
     "operator": Entry("operator", "bring back workers of a Kubernetes namespace whose node has died", _MOVE),
+    "mcp": Entry("mcp", "serve the deck to agents by the Model Context Protocol", _MOVE),
     "send": Entry("send", "send a message by a satellite", _WORKERS),
     "feed": Entry("feed", "a satellite's messages: what waits, what was set aside; any inbox's file", _MOVE),
     "schema": Entry("schema", "the JSON Schema of everdeck.toml, for editors", _MOVE),
@@ -91,6 +92,7 @@ _ANYWHERE: Final = frozenset(
         "members",
         "apply",
         "reload",
+        "mcp",
     }
 )
 SCHEMES: Final = ("http://", "https://", "kubernetes:")

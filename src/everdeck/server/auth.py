@@ -37,6 +37,7 @@ GUESSES: Final = 10
 GUESS_WINDOW_SECONDS: Final = 60.0
 TICKET_SECONDS: Final = 60.0
 MOST_TICKETS: Final = 1000
+_LONGEST_FOR: Final = 80
 
 _OPEN_PATHS: Final = frozenset({"/", "/healthz", "/openapi.json", "/login", "/api/v1/login", "/favicon.ico"})
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
@@ -144,7 +145,7 @@ class Guard:
                 await _refuse(send, *refusal)
                 return
             scope["state"]["pass"] = refusal
-            name = None if refusal is None else refusal.grant.name
+            name = None if refusal is None else _named(refusal.grant.name, headers.get("everdeck-for"))
             caller = Caller(token=name, address=self._address(scope, headers))
         scope["state"]["caller"] = caller
         with asked_by(caller):
@@ -206,6 +207,13 @@ class Guard:
 def _origin(scheme: str, netloc: str) -> str:
     default = {"http": ":80", "https": ":443"}.get(scheme, "")
     return f"{scheme}://{netloc.lower().removesuffix(default)}"
+
+
+def _named(token: str, asked_for: str | None) -> str:
+    """The token's name and, if its bearer asks for somebody else, for whom; only the first is proven."""
+    if not asked_for or not asked_for.isprintable():
+        return token
+    return f"{token} for {asked_for[:_LONGEST_FOR]}"
 
 
 def _headers(scope: Scope) -> dict[str, str]:

@@ -18,6 +18,7 @@ from everdeck.errors import ClientError, NoOwner
 from everdeck.faults import error_of
 from everdeck.kernel import flock, unixsocket
 from everdeck.statedir import SOCKET, StateDir
+from everdeck.verbs import Caller
 from everdeck.wire import frames
 from everdeck.wire.frames import Answer, Answered, Ask, Asked, Cutter, Hello, Item, More, Refused, Welcome
 from everdeck.wire.requests import Stream, Verb, decoder
@@ -37,7 +38,8 @@ class WireClient:
     """The owner of one deck, as a program sees it that only wants to ask.
 
     A verb that acts is asked again when its owner dies and another one answers within ``patience_seconds``: the request
-    id makes it one act. Raises :class:`NoOwner` when nobody owns the deck.
+    id makes it one act. Raises :class:`NoOwner` when nobody owns the deck. ``caller`` is for whom it asks, if not for
+    itself.
     """
 
     def __init__(
@@ -47,11 +49,13 @@ class WireClient:
         timeout_seconds: float | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
         program: str = "everdeck",
+        caller: Caller | None = None,
     ) -> None:
         self._state = StateDir.at(state_dir)
         self._timeout_seconds = timeout_seconds
         self._patience_seconds = patience_seconds
         self._program = program
+        self._caller = caller
         self._connection: socket.socket | None = None
         self._cutter = Cutter(frames.MOST_ANSWERED_BYTES)
         self._bodies: list[bytes] = []
@@ -141,7 +145,7 @@ class WireClient:
 
     def _send_ask(self, verb: Verb[Any], request: str | None) -> int:
         self._number += 1
-        self._send(Ask(self._number, frames.raw(verb), request))
+        self._send(Ask(self._number, frames.raw(verb), request, self._caller))
         return self._number
 
     def _connect(self) -> None:

@@ -1,0 +1,1 @@
+"""Doors for programs that others wrote; each stands on the contract of :mod:`everdeck.verbs`."""
