@@ -14,6 +14,16 @@ _SPANS: Final = {"uptime_seconds": "after", "delay_seconds": "next start in"}
 _MOST_NAMED: Final = 5
 
 
+def plain(text: str) -> str:
+    """One line without anything that a terminal obeys: what workers and strangers chose is shown, not carried out.
+
+    Control characters (C0, C1, DEL), line breaks, and marks that turn the direction of text are written as escapes.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
 def ending(exit_value: Mapping[str, Any] | None) -> str:
     """How a worker ended; empty if it did not."""
     match exit_value:

@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from everdeck import wording
 from everdeck.cli import DONE, FAILED, output
 
 if TYPE_CHECKING:
@@ -68,14 +69,14 @@ def _print(report: "Report") -> None:
             for one in report.limits
         ],
     )
-    _section("Locks held", [f"  {lock.lock}: {_holders(lock)}" for lock in report.locks])
+    _section("Locks held", [wording.plain(f"  {lock.lock}: {_holders(lock)}") for lock in report.locks])
     _section(
         "Duplicates and orphans",
-        [f"  pid {one.pid} {one.kind}: {one.command[:80]}; {one.why}" for one in report.suspects],
+        [wording.plain(f"  pid {one.pid} {one.kind}: {one.command[:80]}; {one.why}") for one in report.suspects],
     )
     print()
     for problem in report.problems:
-        print(output.painted(f"! {problem}", "31", colour=colour))
+        print(output.painted(wording.plain(f"! {problem}"), "31", colour=colour))
     if not report.problems:
         print(output.painted("Nothing is wrong.", "32", colour=colour))
 

@@ -134,4 +134,4 @@ def _print(event: dict[str, Any], *, as_json: bool) -> None:
     kind = output.painted(event["kind"].ljust(13), paint, colour=output.wants_colour())
     at = event["at"][:19].replace("T", " ")
     name = output.shortened(event["worker"] or "(deck)", NAME_WIDTH)
-    print(f"{event['id']:>6}  {at}  {name:<16} {kind} {wording.detail(event['detail'])}".rstrip())
+    print(f"{event['id']:>6}  {at}  {name:<16} {kind} {wording.plain(wording.detail(event['detail']))}".rstrip())

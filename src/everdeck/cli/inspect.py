@@ -64,7 +64,7 @@ def inspect(options: Namespace) -> int:
             print(output.painted(title, "1", colour=output.wants_colour()))
             width = max((len(key) for key, _ in rows), default=0)
             for key, value in rows:
-                print(f"  {key.ljust(width)}  {value}".rstrip())
+                print(wording.plain(f"  {key.ljust(width)}  {value}".rstrip()))
     return DONE
 
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Final, TextIO
 
+from everdeck.wording import plain
+
 STATE_COLOURS: Final = {
     "running": "32",
     "starting": "36",
@@ -38,7 +40,7 @@ def painted(text: str, code: str, *, colour: bool) -> str:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], colours: Sequence[dict[int, str]] = ()) -> str:
     """Columns as wide as their widest cell; the last one is not padded. ``colours[row][column]`` paints a cell."""
-    cells = [list(header), *(list(row) for row in rows)]
+    cells = [list(header), *([plain(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = []
     for number, row in enumerate(cells):

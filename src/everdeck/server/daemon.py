@@ -506,6 +506,11 @@ class _ForPeople(logging.Formatter):
         super().__init__(f"{stamp}%(message)s", datefmt="%H:%M:%S")
         self._colour = colour
 
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """What workers and strangers chose is shown, not carried out by the terminal that reads the log."""
+        record.message = wording.plain(record.message)
+        return super().formatMessage(record)
+
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         if record.levelno >= logging.WARNING:
