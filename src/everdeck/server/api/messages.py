@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -22,7 +23,7 @@ from everdeck.errors import MessageLost
 from everdeck.messages import FeedStatus, Letter, Message, Which, plain
 from everdeck.model import worker_name
 from everdeck.satellites import kinds, option_schemas
-from everdeck.server.api.asking import ACTS, READS, READS_ONE, Asked, Name, services_of, stream_of
+from everdeck.server.api.asking import ACTS, READS, READS_ONE, Asked, Name, services_of, stream_of, told
 from everdeck.server.services import Services
 from everdeck.server.sse import PING_SECONDS
 
@@ -179,7 +180,7 @@ async def release_message(request: Asked, claim: Claim) -> Decided:
 
 @get(
     "/api/v1/messages/{claim:str}/attachments/{number:int}",
-    responses=READS_ONE,
+    responses=told(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
     summary="The content of an attachment",
     tags=["messages"],
 )
