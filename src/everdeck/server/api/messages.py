@@ -102,7 +102,12 @@ class KindView(msgspec.Struct, frozen=True):
     "/api/v1/messages",
     responses={
         **READS_ONE,
-        200: ResponseSpec(data_container=Handed, description="Each event is one of these", generate_examples=False),
+        200: ResponseSpec(
+            data_container=Handed,
+            media_type="text/event-stream",
+            description="Each event is one of these",
+            generate_examples=False,
+        ),
     },
     summary="Messages as they come, as server-sent events",
     tags=["messages"],
