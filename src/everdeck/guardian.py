@@ -39,6 +39,7 @@ from everdeck.statedir import WorkerDir
 _PACKET_BYTES: Final = 1 << 18
 _LOOKS: Final = 64
 _VFORK_SECONDS: Final = 0.01
+_STRAY_SECONDS: Final = 0.1
 
 
 def main(arguments: list[str]) -> int:
@@ -167,7 +168,17 @@ def _strays(bound: list[Bind], died_at_ticks: int, *, by_lock: bool) -> list[Sub
                 if identity is not None:
                     lone = Tree(f"{tree.name}/{pid}", containment.new_cookie(), None, identity)
                     found.append(Subject(lone, None, word.signal_number, word.grace_seconds))
-    return found
+    if not found:
+        return found
+    # On a busy machine we may hear of the owner's death only when a new owner has started the next copy, which then
+    # looks older than that death. On its way to its program it shows no cookie yet; a stray never will.
+    select.select([], [], [], _STRAY_SECONDS)
+    return [one for one in found if containment.cookie_of(_pid_of(one)) is None]
+
+
+def _pid_of(subject: Subject) -> int:
+    assert subject.tree.identity is not None  # noqa: S101 - a lone tree is known by its identity
+    return subject.tree.identity.pid
 
 
 def _carriers(lock_path: Path) -> list[int]:
