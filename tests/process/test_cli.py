@@ -700,6 +700,15 @@ def test_doctor_names_a_held_lock_and_a_living_cookie_of_a_stopped_worker(person
         left.wait()
 
 
+def _command_of_parent(pid: int) -> bytes:
+    """The command line of a process's parent; a pid that is gone has none."""
+    try:
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        return Path(f"/proc/{parent}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def test_doctor_sees_the_thirteen_bots(alone: Person, tmp_path: Path) -> None:
     """Copies of one script whose parent is gone are told by likeness, and never ended from here."""
     (tmp_path / "bot.py").write_text("import signal\nprint('ready', flush=True)\nsignal.pause()\n")
@@ -713,6 +722,8 @@ def test_doctor_sees_the_thirteen_bots(alone: Person, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     bots = [int(word) for word in done.stdout.split()]
     assert len(bots) == 3
+    # Its last words come before its end: the bots are nobody's only when it is gone.
+    until(lambda: not any(b"apart = " in _command_of_parent(pid) for pid in bots), "their launcher is gone")
     try:
         shown = alone.types("doctor", "--fix", "--json", input="y\ny\ny\n", expect=None)
         suspects = {suspect["pid"]: suspect for suspect in json.loads(shown.stdout)["suspects"]}
