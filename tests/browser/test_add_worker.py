@@ -77,7 +77,7 @@ def test_from_a_template(page: Page, daemon: Daemon) -> None:
         ({"Name": "no spaces please", "Command": "true"}, "name", "accepted"),
         ({"Name": "ok", "Command": ""}, "command", "accepted"),
         ({"Name": "ok", "Command": "/no/such/program"}, "command", "No such file"),
-        ({"Name": "ok", "Command": "true", "Crashes allowed": "-4"}, "restart.max_crashes", "at least 0"),
+        ({"Name": "ok", "Command": "true", "Crashes allowed": "-4"}, "restart.max_crashes", "from 0 to"),
         ({"Name": "ok", "Command": "true", "Grace, seconds": "soon"}, "stop.grace_seconds", "number"),
         ({"Name": "ok", "Command": "true", "Stop signal": "NOISE"}, "stop.signal", "signal name"),
         ({"Name": "ok", "Command": "true", "Nice": "99"}, "limits.nice", "19"),
