@@ -23,7 +23,7 @@ def test_connected_and_supervised_are_two_facts(new_page: Callable[..., Page], d
     page = new_page()
     page.route("**/api/v1/deck", unowned)
     page.goto(daemon.login_link)
-    expect(page.locator('.pill[data-standing="unsupervised"]')).to_contain_text("Not supervised")
+    expect(page.locator('.pill[data-standing="unsupervised"]')).to_have_text("Not supervisedNo owner")
     expect(page.get_by_role("alert")).to_contain_text("no process owns this deck")
     expect(page.locator('.worker-row[data-worker="alice"]')).to_be_visible()
 
