@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from everdeck.kernel import containment, exits, flock, spawn
+from everdeck.kernel.birth import Birth
 from everdeck.kernel.containment import Tree
 from everdeck.kernel.escalation import Subject, stop_trees
 
@@ -65,7 +66,7 @@ class Nursery:
         env: dict[str, str] | None = None,
         **how: object,
     ) -> Started:
-        """One more tree: its own lock, its own cookie, a pipe to speak on."""
+        """One more tree: its own lock, its own cookie, a pipe to speak on; born in its cgroup if there is one."""
         name = name or f"w{len(self.started)}"
         lock_path = self.directory / f"{name}.lock"
         lock_fd = flock.take(lock_path)
@@ -74,6 +75,9 @@ class Nursery:
         null_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         cookie = containment.new_cookie()
         given = {"EVERDECK_COOKIE": cookie, "PATH": os.environ["PATH"], "SAY": str(say_fd), **(env or {})}
+        if cgroup is not None:
+            assert containment.make_fresh_cgroup(cgroup)
+            how["birth"] = Birth(cgroup=str(cgroup), cgroup_required=True)
         try:
             spawned = spawn.spawn(
                 command,
@@ -92,12 +96,8 @@ class Nursery:
             for fd in (lock_fd, say_fd, null_fd):
                 os.close(fd)
         identity = spawn.identify(spawned)
-        one = Started(Tree(name, cookie, lock_path, identity), spawned.pidfd, said_fd)
+        one = Started(Tree(name, cookie, lock_path, identity, cgroup), spawned.pidfd, said_fd)
         self.started.append(one)  # before anything can fail: whoever is in the list is ended
-        if cgroup is not None:
-            assert containment.make_cgroup(cgroup)
-            assert containment.gather_into_cgroups([(one.tree, cgroup)])
-            one.tree = Tree(name, cookie, lock_path, identity, cgroup)
         return one
 
     def end(self) -> None:
