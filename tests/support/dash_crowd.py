@@ -14,7 +14,7 @@ from pathlib import Path
 
 from everdeck.deck import AsyncDeck
 from everdeck.model import Cookie, EventKind, State, WorkerName, WorkerSpec
-from everdeck.registry.store import Record, Registry, encoded_spec
+from everdeck.registry.store import Registry, WorkerRecord, encoded_spec
 from everdeck.server.app import create_app
 from everdeck.server.auth import Door
 from everdeck.server.services import Services
@@ -35,7 +35,9 @@ def write_records(state_dir: Path, count: int) -> None:
                 template = ("telegram", "gmail", "cron")[number % 3]
                 spec = WorkerSpec(("/bin/true",), labels={"template": template})
                 name = WorkerName(f"user-{number:04d}")
-                registry.save(Record(name, encoded_spec(spec), "stopped", State.STOPPED, Cookie(f"{number:032x}")))
+                registry.save(
+                    WorkerRecord(name, encoded_spec(spec), "stopped", State.STOPPED, Cookie(f"{number:032x}"))
+                )
     finally:
         registry.close()
 

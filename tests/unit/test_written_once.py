@@ -146,3 +146,15 @@ def test_the_reference_shows_each_key_of_a_detail(kind: EventKind) -> None:
     shown = rows[kind] + (rows["exited"] if kind is EventKind.CRASHED else "") + rows["crashed"] * (kind == "exited")
 
     assert not [key for key in get_type_hints(details.DETAILS[kind]) if key != "by" and f"`{key}`" not in shown]
+
+
+@pytest.mark.parametrize("name", ["Order", "Record", "Subject", "Suspect", "Verb"])
+def test_a_word_that_once_meant_several_things_names_one_class(name: str) -> None:
+    """Whoever looks a word up in the code finds one thing."""
+    found = [
+        path
+        for path in SOURCES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    ]
+    assert len(found) <= 1, found

@@ -23,7 +23,7 @@ from everdeck.errors import EverdeckError, KernelError, RegistryError
 from everdeck.kernel import containment, exits, flock
 from everdeck.kernel import identity as ids
 from everdeck.model import State, UnknownExit, WorkerName
-from everdeck.registry.store import Record, read_only
+from everdeck.registry.store import WorkerRecord, read_only
 from everdeck.statedir import StateDir, WorkerDir
 
 _SECRET_WORDS: Final = (b"TOKEN", b"SECRET", b"API_KEY", b"APIKEY", b"PASSWORD")
@@ -131,7 +131,7 @@ def examine(state: Path) -> Report:
     )
 
 
-def _records(state: Path, problems: list[str]) -> list[Record]:
+def _records(state: Path, problems: list[str]) -> list[WorkerRecord]:
     path = StateDir(state).registry
     if not path.exists():
         return []
@@ -381,10 +381,10 @@ def _open_files(wanted: set[tuple[int, int]]) -> dict[tuple[int, int], list[int]
 # --- who should not be ------------------------------------------------------------------------------------------
 
 
-def _unwanted(state: Path, records: list[Record]) -> Iterator[Stray]:
+def _unwanted(state: Path, records: list[WorkerRecord]) -> Iterator[Stray]:
     """Processes with a cookie that no record of their deck knows, or with that of a worker at rest, in any deck."""
     here = Path.cwd() / state
-    decks: dict[Path, list[Record] | None] = {here: records}
+    decks: dict[Path, list[WorkerRecord] | None] = {here: records}
     for cookie, pids in containment.cookie_scan().items():
         for pid in pids:
             environment = _environment(pid)
@@ -425,7 +425,7 @@ def _unwanted(state: Path, records: list[Record]) -> Iterator[Stray]:
             )
 
 
-def _records_elsewhere(deck: Path) -> list[Record] | None:
+def _records_elsewhere(deck: Path) -> list[WorkerRecord] | None:
     """The records of another deck; none if it was deleted under its workers, None if they cannot be read."""
     try:
         if not StateDir(deck).registry.exists():

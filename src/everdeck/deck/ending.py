@@ -25,7 +25,7 @@ from everdeck.kernel import identity as ids
 from everdeck.kernel.escalation import KILL_PATIENCE_SECONDS, Escalation, Outcome, Subject
 from everdeck.logs import files as logfiles
 from everdeck.model import EventKind, Exit, State, UnknownExit
-from everdeck.registry.store import Desired, Record
+from everdeck.registry.store import Desired, WorkerRecord
 
 _FOR_EVER_SECONDS: Final = 1e9
 
@@ -197,7 +197,7 @@ def killed(outcome: Outcome) -> list[tuple[EventKind, dict[str, Any]]]:
     return [(EventKind.KILLED, {"survivors": survivors})]
 
 
-def pid_of(record: Record) -> int | None:
+def pid_of(record: WorkerRecord) -> int | None:
     """The leader's pid, if there is one."""
     return record.identity.pid if record.identity is not None else None
 

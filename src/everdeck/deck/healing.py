@@ -28,7 +28,7 @@ from everdeck.kernel import containment, exits
 from everdeck.kernel import identity as ids
 from everdeck.logs import files as logfiles
 from everdeck.model import EventKind, Exit, Exited, State, UnknownExit
-from everdeck.registry import Record
+from everdeck.registry import WorkerRecord
 
 _log: Final = logging.getLogger("everdeck.deck")
 
@@ -157,7 +157,7 @@ class Healing:
             case _:
                 assert_never(decision)
 
-    def _save_end(self, worker: Worker, ended: Record, told: dict[str, Any], *, crashed: bool) -> None:
+    def _save_end(self, worker: Worker, ended: WorkerRecord, told: dict[str, Any], *, crashed: bool) -> None:
         parts, pid = self._parts, pid_of(worker.record)
         events = [(EventKind.CRASHED if crashed else EventKind.EXITED, {"pid": pid, **told})]
         if ended.phase is State.FAILED:
@@ -205,7 +205,7 @@ class Healing:
         except EverdeckError as err:
             self.could_not_run(worker, before, err)
 
-    def could_not_run(self, worker: Worker, before: Record, error: EverdeckError) -> None:
+    def could_not_run(self, worker: Worker, before: WorkerRecord, error: EverdeckError) -> None:
         """It could not even be executed: that is a crash like any other, at an uptime of nothing.
 
         Also where it is the machine that has no process left for it: told, tried again later and later, and in the
@@ -300,12 +300,12 @@ def _why_unknown(worker: Worker) -> str:
     return f"its parent did not reap it within {_EXIT_PATIENCE_SECONDS:g} s"
 
 
-def _crash_times(record: Record) -> tuple[float, ...]:
+def _crash_times(record: WorkerRecord) -> tuple[float, ...]:
     """The crashes of this boot: seconds since another boot mean nothing now."""
     return record.crash_times if record.timers_boot_id == ids.boot_id() else ()
 
 
-def exit_of_zombie(record: Record) -> Exit:
+def exit_of_zombie(record: WorkerRecord) -> Exit:
     """A child of ours that ended while we exec'ed in place is still there to be asked."""
     identity = record.identity
     if identity is None or identity.boot_id != ids.boot_id():

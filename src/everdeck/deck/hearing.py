@@ -24,7 +24,7 @@ from everdeck.kernel.containment import environment_of
 from everdeck.kernel.identity import printable
 from everdeck.kernel.notify import Notification, speaker
 from everdeck.model import EventKind, State
-from everdeck.registry import Record
+from everdeck.registry import WorkerRecord
 
 _log: Final = logging.getLogger("everdeck.deck")
 _LONGEST_STATUS: Final = 500
@@ -180,7 +180,7 @@ class Hearing:
         parts = self._parts
         if parts.closing:
             return
-        inside: list[tuple[Worker, Record]] = []
+        inside: list[tuple[Worker, WorkerRecord]] = []
         try:
             with parts.registry.transaction():
                 for one in done:
@@ -201,7 +201,7 @@ class Hearing:
         """A log was cut; told at most once a second and worker."""
         self._note_event(name, EventKind.LOG_ROTATED, detail)
 
-    def _note(self, worker: Worker, record: Record, kind: EventKind, **detail: Any) -> None:
+    def _note(self, worker: Worker, record: WorkerRecord, kind: EventKind, **detail: Any) -> None:
         try:
             self._parts.save(worker, record, (kind, detail))
         except RegistryError as err:

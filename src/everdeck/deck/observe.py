@@ -16,7 +16,7 @@ from everdeck.kernel import containment
 from everdeck.kernel import identity as ids
 from everdeck.kernel.usage import Usage, usage_of
 from everdeck.model import Containment, Layer, State, WorkerStatus
-from everdeck.registry import Record
+from everdeck.registry import WorkerRecord
 
 _SHORTEST_SAMPLE_SECONDS: Final = 0.1
 RECENT_SECONDS: Final = 1.0
@@ -75,7 +75,7 @@ def glance_of(worker: Worker, clock: Clock, health: str | None, health_reason: s
     return worker.glance[1]
 
 
-def status_from_record(record: Record, clock: Clock) -> WorkerStatus:
+def status_from_record(record: WorkerRecord, clock: Clock) -> WorkerStatus:
     """One worker as the registry and the kernel tell it when nobody owns the deck."""
     alive = record.identity is not None and ids.answer(record.identity) is ids.Answer.SAME
     state = record.phase
@@ -136,7 +136,7 @@ def layers_of(worker: Worker, bound: bool, *, guardian_pid: int | None, layers: 
 
 
 def _status(
-    record: Record,
+    record: WorkerRecord,
     state: State,
     clock: Clock,
     *,
@@ -171,13 +171,13 @@ def _status(
     )
 
 
-def _uptime(record: Record, now: float) -> float | None:
+def _uptime(record: WorkerRecord, now: float) -> float | None:
     if record.identity is None:
         return None
     return round(max(0.0, now - record.identity.start_ticks / ids.CLOCK_TICKS), 3)
 
 
-def _backoff_until(record: Record, state: State, clock: Clock) -> datetime | None:
+def _backoff_until(record: WorkerRecord, state: State, clock: Clock) -> datetime | None:
     if record.backoff_until is None or record.timers_boot_id != ids.boot_id() or state is not State.BACKOFF:
         return None
     return _date(clock.wall() + record.backoff_until - clock.boottime())

@@ -76,7 +76,7 @@ from everdeck.model import (
     WorkerStatus,
     worker_name,
 )
-from everdeck.registry import Record, Registry
+from everdeck.registry import Registry, WorkerRecord
 from everdeck.registry.store import encoded_spec
 from everdeck.statedir import SOCKET
 from everdeck.verbs import Abilities, Inspection, Member, Run, Workers, still_asked
@@ -768,7 +768,7 @@ class Owner:
         if worker is None:
             if spec is None:
                 raise self._unknown(name)
-            record = Record(name, encoded_spec(spec), "running", State.STOPPED, containment.new_cookie())
+            record = WorkerRecord(name, encoded_spec(spec), "running", State.STOPPED, containment.new_cookie())
             parts.workers[name] = worker = Worker(record, parts.engine.workers_dir)
             worker.on_death = self._healing.died
             new.append(worker)
@@ -803,7 +803,7 @@ class Owner:
             with contextlib.suppress(EverdeckError):
                 parts.engine.clear(worker.record.name)
 
-    def _changed_fields(self, record: Record, spec: WorkerSpec) -> tuple[str, ...]:
+    def _changed_fields(self, record: WorkerRecord, spec: WorkerSpec) -> tuple[str, ...]:
         if record.broken is not None:
             return ("command",)  # what it was cannot be compared: only a replacement is a start
         stored, wanted = record.spec, spec.without_secret_values()
@@ -852,7 +852,7 @@ class Owner:
         return UnknownWorker.among(name, self._parts().workers)
 
 
-def _why_failed(record: Record) -> str:
+def _why_failed(record: WorkerRecord) -> str:
     crashes = len(record.crash_times)
     why = (
         f"not ready {record.unready} times in a row" if record.unready > crashes else f"{crashes} crashes in its window"
@@ -949,7 +949,7 @@ if TYPE_CHECKING:  # mypy proves that the owner keeps the contract
         return owner
 
 
-def _waits_for_a_person(record: Record) -> WorkerFailed | None:
+def _waits_for_a_person(record: WorkerRecord) -> WorkerFailed | None:
     """Why it is neither started nor restarted: its breaker has tripped, and only a reset closes it."""
     if record.phase is not State.FAILED:
         return None

@@ -29,7 +29,7 @@ from everdeck.kernel import identity as ids
 from everdeck.kernel.notify import NotifySocket
 from everdeck.logs.keeper import LogKeeper
 from everdeck.model import EventKind, Identity, WorkerName
-from everdeck.registry import Record, Registry
+from everdeck.registry import Registry, WorkerRecord
 
 _log: Final = logging.getLogger("everdeck.deck")
 
@@ -37,7 +37,7 @@ RETRY_SECONDS: Final = 1.0
 """Disk full, registry locked, no descriptors left: there is nothing that tells when it is over, so look again."""
 
 
-Change: TypeAlias = tuple[Worker, Record, Sequence[tuple[EventKind, dict[str, Any]]]]
+Change: TypeAlias = tuple[Worker, WorkerRecord, Sequence[tuple[EventKind, dict[str, Any]]]]
 """One worker's new record, and the events that tell of it."""
 
 _RESERVE_SECONDS: Final = 60.0
@@ -75,7 +75,7 @@ class Parts:
         self.tasks = Tasks(self.loop)
         self._keep_reserve()
 
-    def save(self, worker: Worker, record: Record, *events: tuple[EventKind, dict[str, Any]]) -> None:
+    def save(self, worker: Worker, record: WorkerRecord, *events: tuple[EventKind, dict[str, Any]]) -> None:
         """Commit a worker's record together with the events that tell of it."""
         with self.registry.transaction():
             self.registry.save(record)
@@ -157,7 +157,7 @@ class Parts:
             with contextlib.suppress(RegistryError):
                 self._write_owed()
 
-    def uptime(self, record: Record, now: float) -> float:
+    def uptime(self, record: WorkerRecord, now: float) -> float:
         """Seconds since the leader's start, by the clock that does not step."""
         if record.identity is None or record.identity.boot_id != ids.boot_id():
             return 0.0

@@ -38,7 +38,7 @@ from everdeck.kernel import containment, exits, flock
 from everdeck.kernel import identity as ids
 from everdeck.kernel.escalation import Outcome
 from everdeck.model import Cookie, EventKind, State, WorkerName, WorkerSpec, worker_name
-from everdeck.registry import Record
+from everdeck.registry import WorkerRecord
 from everdeck.registry.store import encoded_spec
 
 _log: Final = logging.getLogger("everdeck.deck")
@@ -138,7 +138,7 @@ class Recovery:
             until = record.backoff_until if record.timers_boot_id == ids.boot_id() else None
             self._healing.start_later(worker, 0.0 if until is None else until - self._parts.clock.boottime())
 
-    def _worker(self, record: Record) -> Worker:
+    def _worker(self, record: WorkerRecord) -> Worker:
         worker = Worker(record, self._parts.engine.workers_dir)
         worker.on_death = self._healing.died
         return worker
@@ -258,7 +258,7 @@ class Recovery:
                 self._find_by_lock(name)
             elif lost and (note := notes.read(parts.engine.home(name))) is not None:
                 # Nobody runs for it: what it was is known again, and a person says whether it should run.
-                self._know(Record(name, encoded_spec(note.spec), "stopped", State.STOPPED, note.cookie))
+                self._know(WorkerRecord(name, encoded_spec(note.spec), "stopped", State.STOPPED, note.cookie))
 
     def _find_by_lock(self, name: WorkerName) -> None:
         """Its lock is held: by whom it was handed down to, its leader first."""
@@ -270,7 +270,7 @@ class Recovery:
                     return
         note = notes.read(self._parts.engine.home(name))
         if heirs and note is not None:  # its leader is gone, and others of its tree are not: recovery ends them
-            self._know(Record(name, encoded_spec(note.spec), "running", State.RUNNING, note.cookie))
+            self._know(WorkerRecord(name, encoded_spec(note.spec), "running", State.RUNNING, note.cookie))
 
     def _find_by_cookie(self) -> None:
         """A worker that dropped its lock (sudo, closefrom) still says in its environment whose it is.
@@ -315,7 +315,7 @@ class Recovery:
             return True
         finally:
             os.close(pidfd)
-        record = Record(name, encoded_spec(spec), "running", State.RUNNING, cookie, identity)
+        record = WorkerRecord(name, encoded_spec(spec), "running", State.RUNNING, cookie, identity)
         self._know(replace(record, started_at=self._parts.started_at(identity)))
         return True
 
@@ -324,7 +324,7 @@ class Recovery:
         self._parts.engine.check(spec)
         return spec
 
-    def _know(self, record: Record) -> None:
+    def _know(self, record: WorkerRecord) -> None:
         self._parts.registry.save(record)
         self._parts.workers[record.name] = self._worker(record)
 
@@ -332,7 +332,7 @@ class Recovery:
         """It runs, and we do not know as whom we may start it again: so we do not, and say why."""
         parts = self._parts
         spec = WorkerSpec(command=(ids.command_line(pid) or "unknown",))
-        record = Record(name, encoded_spec(spec), "stopped", State.STOPPED, containment.new_cookie())
+        record = WorkerRecord(name, encoded_spec(spec), "stopped", State.STOPPED, containment.new_cookie())
         with parts.registry.transaction():
             parts.registry.save(record)
             parts.events.append(name, EventKind.LOCK_CONFLICT, pid=pid, command=ids.command_line(pid), why=str(error))

@@ -37,7 +37,7 @@ from everdeck.kernel import identity as ids
 from everdeck.kernel.containment import Tree
 from everdeck.kernel.escalation import Subject
 from everdeck.model import EventKind, Exited, Identity, Killed, State, UnknownExit, WorkerName, WorkerSpec
-from everdeck.registry import Record
+from everdeck.registry import WorkerRecord
 from everdeck.registry.store import encoded_spec
 
 
@@ -48,7 +48,7 @@ class Launch:
     worker: Worker
     kind: EventKind
     spec: WorkerSpec
-    before: Record
+    before: WorkerRecord
     """What the record said when the start began; a start that fails goes back to it."""
     detail: dict[str, Any] = field(default_factory=dict)
     launched: Launched | None = None
@@ -134,7 +134,7 @@ class Starting:
     def _intend(self, orders: Sequence[Launch]) -> None:
         """Commit that these will run, and under which cookies."""
         registry = self._parts.registry
-        intents: list[tuple[Launch, Record]] = []
+        intents: list[tuple[Launch, WorkerRecord]] = []
         ports: set[int] = set()
         for order in orders:
             order.worker.cancel_timer()
@@ -220,7 +220,7 @@ class Starting:
         """Commit whom we started, together with the events that tell of it."""
         parts = self._parts
         now = parts.clock.wall()
-        running: list[Record] = []
+        running: list[WorkerRecord] = []
         with parts.registry.transaction():
             for order in launched:
                 assert order.identity is not None  # noqa: S101 - the caller chose those
@@ -278,7 +278,7 @@ class Starting:
 
     # --- the lock -----------------------------------------------------------------------------------------------
 
-    async def _lock_for(self, worker: Worker, before: Record) -> int | None:
+    async def _lock_for(self, worker: Worker, before: WorkerRecord) -> int | None:
         """The worker's lock; what is left of an earlier start is adopted (None) or ended; a stranger is a conflict."""
         engine, name = self._parts.engine, worker.record.name
         if before.identity is not None and ids.answer(before.identity) is not ids.Answer.DIFFERENT:
@@ -311,7 +311,7 @@ class Starting:
                 return lock_fd
         raise self.conflict(worker)
 
-    def _leader_by_note(self, worker: Worker, before: Record) -> tuple[int, Identity] | None:
+    def _leader_by_note(self, worker: Worker, before: WorkerRecord) -> tuple[int, Identity] | None:
         """Who holds the lock, if the note beside it says that it is of the start that the record means."""
         note = notes.read(self._parts.engine.home(worker.record.name))
         return leader_by_lock(worker.lock_path) if note is not None and note.cookie == before.cookie else None
@@ -381,7 +381,7 @@ class Starting:
     def adopt(self, workers: list[Worker]) -> None:
         """Take over workers whose pidfds we hold; one commit for all."""
         parts = self._parts
-        adopted: list[tuple[Worker, Record]] = []
+        adopted: list[tuple[Worker, WorkerRecord]] = []
         with parts.registry.transaction():
             for worker in workers:
                 ill = worker.record.phase is State.UNHEALTHY
@@ -416,7 +416,7 @@ class Starting:
             ids.identity_of(pidfd, pid)  # still the same: what was read in between was its own
             parts.engine.check(spec)
             parts.engine.prepare(name, spec)
-            record = Record(
+            record = WorkerRecord(
                 name,
                 encoded_spec(spec),
                 "running",
@@ -537,7 +537,7 @@ def _one_account(pid: int, account: set[int]) -> str:
     return str(uid)
 
 
-def _last_end(worker: Worker, before: Record) -> str | None:
+def _last_end(worker: Worker, before: WorkerRecord) -> str | None:
     """What a worker is told of its last end: who caused it decides whether its feed blames a message for it."""
     if worker.ended_ill:
         worker.ended_ill = False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from everdeck.kernel import exits
 from everdeck.kernel.containment import Tree
 from everdeck.model import State
-from everdeck.registry import Record
+from everdeck.registry import WorkerRecord
 from everdeck.statedir import LOCK
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Worker:
         "workers_dir",
     )
 
-    def __init__(self, record: Record, workers_dir: Path) -> None:
+    def __init__(self, record: WorkerRecord, workers_dir: Path) -> None:
         self.record = record
         self.workers_dir = workers_dir
         self.on_death: Callable[[Worker], None] = _nobody_listens

@@ -62,7 +62,7 @@ _decode_detail: Final = msgspec.json.Decoder(dict[str, Any]).decode
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class Record(msgspec.Struct, frozen=True):
+class WorkerRecord(msgspec.Struct, frozen=True):
     """One worker as noted down. Change it with :func:`msgspec.structs.replace` and save it."""
 
     name: WorkerName
@@ -273,12 +273,12 @@ class Registry:
         with _translated(self.path):
             self.connection.execute(_sql("set_meta"), {"key": key, "value": value})
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[WorkerRecord]:
         """Every worker that is noted down."""
         with _translated(self.path):
             return [_record_or_damage(row) for row in self.connection.execute(_sql("all_workers"))]
 
-    def save(self, record: Record) -> None:
+    def save(self, record: WorkerRecord) -> None:
         """Note a worker down as it is in ``record``."""
         self._wrote()
         identity = record.identity
@@ -535,7 +535,7 @@ def _queries() -> dict[str, str]:
     return queries
 
 
-def _record_or_damage(row: tuple[Any, ...]) -> Record:
+def _record_or_damage(row: tuple[Any, ...]) -> WorkerRecord:
     """One row; one that cannot be read keeps nobody else from being recovered."""
     try:
         return _record(row)
@@ -543,11 +543,11 @@ def _record_or_damage(row: tuple[Any, ...]) -> Record:
         return _salvaged_record(row, str(err))
 
 
-def _salvaged_record(row: tuple[Any, ...], damage: str) -> Record:
+def _salvaged_record(row: tuple[Any, ...], damage: str) -> WorkerRecord:
     """Who it is and what was wanted, as far as it can be read: the kernel is asked about the rest."""
     name, spec, desired, phase, cookie, boot_id, pid, start_ticks, pidfd_inode, cgroup = row[:10]
     known = isinstance(boot_id, str) and isinstance(pid, int) and isinstance(start_ticks, int)
-    return Record(
+    return WorkerRecord(
         name=WorkerName(str(name)),
         spec_json=spec if isinstance(spec, bytes) else str(spec).encode(),
         desired="stopped" if desired == "stopped" else "running",
@@ -561,7 +561,7 @@ def _salvaged_record(row: tuple[Any, ...], damage: str) -> Record:
     )
 
 
-def _record(row: tuple[Any, ...]) -> Record:
+def _record(row: tuple[Any, ...]) -> WorkerRecord:
     (
         name,
         spec,
@@ -581,7 +581,7 @@ def _record(row: tuple[Any, ...]) -> Record:
     (restarts, crashes, streak, crash_times, backoff_until, timers_boot_id, adopted, ready) = row[14:22]
     (unready, reason, status_text) = row[22:]
     known = boot_id is not None and pid is not None and start_ticks is not None
-    return Record(
+    return WorkerRecord(
         name=WorkerName(name),
         spec_json=spec,
         desired=desired,
