@@ -285,6 +285,20 @@ def test_login_prints_the_link_that_logs_in(alone: Person) -> None:
     assert "Everdeck" in httpx.get(link, follow_redirects=True, timeout=PATIENCE_SECONDS).text
 
 
+def test_login_makes_a_new_token_when_asked(alone: Person) -> None:
+    """With a name, a role and an end, so that it can be given away and taken back."""
+    alone.types("up", "--detach", "--listen", "127.0.0.1:0")
+    link = alone.types("login", "--new", "carol", "--role", "operate", "--expires", "12h").stdout.strip()
+    page, _, token = link.partition("login#token=")
+    assert token != (alone.state / "token").read_text().strip()
+    asked = {"headers": {"Authorization": f"Bearer {token}"}, "timeout": PATIENCE_SECONDS}
+    assert httpx.get(f"{page}api/v1/deck", **asked).status_code == 200
+    assert "carol" in alone.types("token", "list").stdout
+    alone.types("token", "revoke", "carol")
+    assert httpx.get(f"{page}api/v1/deck", **asked).status_code == 401
+    assert "--new NAME" in alone.types("login", "--role", "read", expect=2).stderr
+
+
 def test_a_daemon_without_a_page_has_no_link(person: Person) -> None:
     """It says how to have one."""
     assert "--no-http" in person.types("login", expect=1).stderr
@@ -310,6 +324,24 @@ def test_inspect_tells_everything_but_values(person: Person, tmp_path: Path) -> 
     assert found["ends"][-1]["detail"]["exit"] == {"kind": "killed", "signal": 15}
     assert found["paths"]["data"].endswith("workers/alice/data")
     assert "did you mean 'alice'?" in person.types("inspect", "alcie", expect=1).stderr
+
+
+def test_inspect_tells_without_an_owner_too(owner: Person) -> None:
+    """As ps does: from the registry and the kernel, with a word about who would restart it."""
+    owner.types("start", "alice", "-e", "MOOD=secretly-happy", *SLEEPER)
+    owner.types("start", "bob", *SLEEPER)
+    owner.types("stop", "bob")
+    owned = json.loads(owner.types("inspect", "alice", "--json").stdout)
+    owner.kills(owner.owner())
+    shown = owner.types("inspect", "alice", "--json")
+    found = json.loads(shown.stdout)
+    assert "no owner is running" in shown.stderr
+    for same in ("spec", "paths", "holds", "layers"):
+        assert found[same] == owned[same], same
+    assert [one["pid"] for one in found["tree"]] == [one["pid"] for one in owned["tree"]]
+    assert found["status"]["pid"] == owned["status"]["pid"]
+    assert json.loads(owner.types("inspect", "bob", "--json").stdout)["tree"] == []
+    assert "did you mean 'alice'?" in owner.types("inspect", "alcie", expect=1).stderr
 
 
 def test_a_long_name_gives_way_in_its_middle(person: Person) -> None:

@@ -10,10 +10,12 @@ import msgspec
 from everdeck import wording
 from everdeck.cli import DONE, output
 from everdeck.cli.act import with_suggestions
+from everdeck.cli.ps import NOT_SUPERVISED
 from everdeck.cli.reach import is_elsewhere, reached
-from everdeck.errors import UnknownWorker
-from everdeck.model import EventKind, worker_name
+from everdeck.errors import NoOwner, UnknownWorker
+from everdeck.model import Event, EventKind, worker_name
 from everdeck.statedir import StateDir
+from everdeck.verbs import Inspection
 
 MOST_ENDS = 10
 _ENDS = {
@@ -36,15 +38,13 @@ def inspect_options(parser: ArgumentParser) -> None:
 def inspect(options: Namespace) -> int:
     """Everything about one worker: what it runs and where, its health and the last reason, how it ended before, what
     contains it, its processes and its files. Values of variables and secrets are never shown, only their names.
+
+    With no owner running it is told as the registry and the kernel know it, and a line says so.
     """
     name = worker_name(options.name)
-    with reached(options) as deck:
-        try:
-            found: dict[str, Any] = msgspec.to_builtins(deck.inspect(name))
-        except UnknownWorker as unknown:
-            raise with_suggestions(deck, unknown) from None
-        ends = [event for event in deck.events(0, sys.maxsize, name) if event.kind in _ENDS]
-        found["ends"] = msgspec.to_builtins(ends[-MOST_ENDS:])
+    inspection, events = _look(options, name)
+    found: dict[str, Any] = msgspec.to_builtins(inspection)
+    found["ends"] = msgspec.to_builtins([event for event in events if event.kind in _ENDS][-MOST_ENDS:])
     spec = found["spec"]
     spec["env_keys"], spec["secret_names"] = sorted(spec.pop("env")), sorted(spec.pop("secrets"))
     found["paths"] = {}
@@ -66,6 +66,24 @@ def inspect(options: Namespace) -> int:
             for key, value in rows:
                 print(wording.plain(f"  {key.ljust(width)}  {value}".rstrip()))
     return DONE
+
+
+def _look(options: Namespace, name: str) -> tuple[Inspection, list[Event]]:
+    """The worker as its owner sees it or, without one, as the registry and the kernel do."""
+    try:
+        with reached(options, patience_seconds=0) as deck:
+            try:
+                return deck.inspect(name), deck.events(0, sys.maxsize, name)
+            except UnknownWorker as unknown:
+                raise with_suggestions(deck, unknown) from None
+    except NoOwner:
+        if is_elsewhere(options.where):
+            raise
+        output.note(NOT_SUPERVISED)
+
+        from everdeck.deck.peek import peek_events, peek_inspection
+
+        return peek_inspection(options.state, name), peek_events(options.state, worker=name)
 
 
 def _sections(found: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -58,7 +58,7 @@ def token(options: Namespace) -> int:
     tokens = Tokens(options.state)
     now = datetime.now(UTC)
     if options.action == "create":
-        expires_at = None if options.expires is None else _end(options.expires, now)
+        expires_at = None if options.expires is None else ends_at(options.expires, now)
         secret = tokens.create(options.name, Role(options.role), selector(options.label), now, expires_at)
         print(json.dumps({"name": options.name, "token": secret}) if options.json else secret)
         if not options.json and sys.stdout.isatty():
@@ -109,7 +109,8 @@ def _list(tokens: "Tokens", options: Namespace, now: datetime) -> int:
     return DONE
 
 
-def _end(text: str, now: datetime) -> datetime:
+def ends_at(text: str, now: datetime) -> datetime:
+    """When a token ends that is to live so long, or until then."""
     if match := re.fullmatch(r"(\d{1,6})\s*([mhdw])", text.strip()):
         return now + timedelta(**{_UNITS[match[2]]: int(match[1])})
     try:

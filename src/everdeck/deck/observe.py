@@ -88,8 +88,18 @@ def status_from_record(record: WorkerRecord, clock: Clock) -> WorkerStatus:
     return replace(told, uptime_seconds=_uptime(record, clock.boottime()), rss_bytes=used.rss_bytes)
 
 
-def layers_of(worker: Worker, bound: bool, *, guardian_pid: int | None, layers: frozenset[str]) -> list[Layer]:
-    """Which of the four layers protect this worker, and what each stands on here."""
+def crash_times(record: WorkerRecord, clock: Clock) -> list[float]:
+    """When a worker crashed within its window, as seconds since the epoch."""
+    if record.timers_boot_id != ids.boot_id():
+        return []
+    shift = clock.wall() - clock.boottime()
+    return [time + shift for time in record.crash_times]
+
+
+def layers_of(
+    worker: Worker, bound: bool, *, guardian_pid: int | None, layers: frozenset[str], alive: bool | None = None
+) -> list[Layer]:
+    """Which of the four layers protect this worker, and what each stands on here; ``alive`` if we do not hold it."""
     tree = worker.tree()
     proxy = worker.record.proxy_lock
     lifeline = bound and worker.lifeline is not None
@@ -110,7 +120,7 @@ def layers_of(worker: Worker, bound: bool, *, guardian_pid: int | None, layers: 
         ),
         Layer(
             "L2",
-            "L2" in layers and worker.has_process,
+            "L2" in layers and (worker.has_process if alive is None else alive),
             "held by the owner for it" if proxy else "carried by the tree",
             "flock on its own lock file: a second copy cannot start while any holder lives",
         ),

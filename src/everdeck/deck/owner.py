@@ -43,7 +43,7 @@ from everdeck.deck.healing import Healing
 from everdeck.deck.health import HealthKeeper
 from everdeck.deck.hearing import Hearing
 from everdeck.deck.home import DeckHome, Inherited
-from everdeck.deck.observe import RECENT_SECONDS, glance_of, layers_of, status_of
+from everdeck.deck.observe import RECENT_SECONDS, crash_times, glance_of, layers_of, status_of
 from everdeck.deck.parts import Parts
 from everdeck.deck.recovery import Recovery
 from everdeck.deck.starting import Launch, Starting
@@ -606,12 +606,7 @@ class Owner:
 
     async def crash_times(self, name: str | int) -> builtins.list[float]:
         """When a worker crashed within its window, as seconds since the epoch."""
-        clock = self._parts().clock
-        record = self._known(worker_name(name)).record
-        if record.timers_boot_id != ids.boot_id():
-            return []
-        shift = clock.wall() - clock.boottime()
-        return [time + shift for time in record.crash_times]
+        return crash_times(self._known(worker_name(name)).record, self._parts().clock)
 
     async def inspect(self, name: str | int) -> Inspection:
         """Everything about one worker."""

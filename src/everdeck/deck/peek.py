@@ -1,18 +1,23 @@
 """A look at a deck without owning it: what is up, and whether anybody supervises it. These are two facts."""
 
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
 
 from everdeck.clock import Clock
+from everdeck.deck import rights
 from everdeck.deck.home import owner_pid
-from everdeck.deck.observe import status_from_record
+from everdeck.deck.observe import crash_times, layers_of, status_from_record
+from everdeck.deck.worker import Worker
 from everdeck.errors import UnknownWorker
-from everdeck.kernel import flock
+from everdeck.kernel import containment, flock
+from everdeck.kernel.usage import describe
 from everdeck.model import Event, WorkerSpec, WorkerStatus
-from everdeck.registry import read_only
+from everdeck.registry import WorkerRecord, read_only
 from everdeck.statedir import StateDir
+from everdeck.verbs import Inspection
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -38,19 +43,44 @@ def peek(state_dir: str | Path) -> Snapshot:
         registry.close()
 
 
+def peek_inspection(state_dir: str | Path, name: str) -> Inspection:
+    """Everything about one worker, as the registry and the kernel tell it; nobody holds a lifeline without an owner."""
+    places, clock = StateDir.at(state_dir), Clock()
+    record = _record(places, name)
+    status = status_from_record(record, clock)
+    worker = Worker(record, places.workers)
+    pids: set[int] = set()
+    if status.pid is not None:
+        pids = {*containment.members([worker.tree()])[record.cookie], status.pid}
+        status = msgspec.structs.replace(status, containment=worker.tree().strength)
+    layers = layers_of(
+        worker,
+        record.spec.lifetime == "bound",
+        guardian_pid=None,
+        layers=frozenset({"L4", *({"L2", "L3"} if pids else ())}),
+        alive=bool(pids),
+    )
+    crashes = [datetime.fromtimestamp(at, UTC) for at in crash_times(record, clock)]
+    held = rights.holds(record.spec, status.containment)
+    return Inspection(status, record.spec, layers, describe(pids), crashes, held)
+
+
 def peek_spec(state_dir: str | Path, name: str) -> WorkerSpec:
     """What a worker runs, as it is noted; :class:`UnknownWorker` with names that are near."""
-    path = StateDir.at(state_dir).registry
+    return _record(StateDir.at(state_dir), name).spec
+
+
+def _record(places: StateDir, name: str) -> WorkerRecord:
     records = {}
-    if path.exists():
-        registry = read_only(path)
+    if places.registry.exists():
+        registry = read_only(places.registry)
         try:
             records = {str(record.name): record for record in registry.records()}
         finally:
             registry.close()
     if name not in records:
         raise UnknownWorker(name, tuple(get_close_matches(name, records, n=3)))
-    return records[name].spec
+    return records[name]
 
 
 def peek_events(
