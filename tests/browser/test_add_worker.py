@@ -1,9 +1,11 @@
 """Adding a worker: from a command, from a template, and every refusal next to its field."""
 
+import os
 import shlex
 
 import pytest
 
+from everdeck.kernel import flock
 from support.dash_daemon import Daemon
 from support.dash_page import Complaints, worker
 
@@ -100,6 +102,25 @@ def test_a_refusal_stands_at_its_field(
     expect(page.locator(f'[id="{described}"]')).to_contain_text(part)
     expect(wrong).to_be_focused()
     assert daemon.names() <= {"ok"}
+
+
+def test_another_conflict_is_said_as_what_it_is(page: Page, daemon: Daemon, complaints: Complaints) -> None:
+    """Somebody holds the worker's lock: nothing to replace, so nobody is asked to."""
+    complaints.expect("409")
+    home = daemon.state_dir / "workers" / "alice"
+    home.mkdir(parents=True, mode=0o700)
+    lock = flock.take(home / "lock")
+    assert lock is not None
+    try:
+        _add(page)
+        page.locator(".segment", has_text="A command").click()
+        page.get_by_label("Name", exact=True).fill("alice")
+        page.get_by_label("Command", exact=True).fill(shlex.join(worker("quiet")))
+        page.get_by_role("button", name="Add and start").click()
+        expect(page.get_by_role("alert")).to_contain_text("lock")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+    finally:
+        os.close(lock)
 
 
 def test_another_spec_for_a_known_name_asks_before_it_replaces(

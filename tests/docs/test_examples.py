@@ -1,5 +1,6 @@
 """Every example in the README and the docs is run, as the reader would run it."""
 
+import codeop
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,23 @@ def test_every_block_says_what_it_is() -> None:
 
     assert not nameless, f"blocks without a language: {nameless}"
     assert not shell, f"write these as ```python or ```console, or give them a file name: {shell}"
+
+
+TUTORIALS = [page for page in PAGES if page.parent.name == "tutorial"]
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_pastes_into_an_interpreter(page: Path) -> None:
+    """Line by line, as the prompt reads it: a block that is not ended by an empty line is a mistake there."""
+    for block in examples_of(page):
+        if block.language != "python" or block.file is not None:
+            continue
+        compiled, typed = codeop.CommandCompiler(), list[str]()
+        for line in [*block.text.splitlines(), ""]:
+            typed.append(line)
+            if not any(typed) or compiled("\n".join(typed), block.where, "single") is not None:
+                typed.clear()
+        assert not typed, f"{block.where}: the prompt waits for more after {typed}"
 
 
 def test_few_examples_are_not_run() -> None:

@@ -11,9 +11,7 @@ from everdeck.client import Daemon
 def login_options(parser: ArgumentParser) -> None:
     """Options of login."""
     parser.add_argument("--new", metavar="NAME", help="a link with a new token of this name, as `token create` makes")
-    parser.add_argument(
-        "--role", choices=[role.value for role in Role], help="what it may do; default: read"
-    )
+    parser.add_argument("--role", choices=[role.value for role in Role], help="what it may do; default: read")
     parser.add_argument("--expires", metavar="WHEN", help="30d, 12h, or 2027-01-31; without it, never")
     parser.add_argument("--json", action="store_true", help='{"page", "link"}')
     parser.epilog = (

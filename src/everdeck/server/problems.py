@@ -36,8 +36,6 @@ _STATUS: Final[tuple[tuple[type[errors.EverdeckError], HTTPStatus], ...]] = (
     (errors.ProcessGone, HTTPStatus.CONFLICT),
     (errors.NotPermitted, HTTPStatus.FORBIDDEN),
     (errors.AccessDenied, HTTPStatus.FORBIDDEN),
-    (errors.WorkerFailed, HTTPStatus.CONFLICT),
-    (errors.StopFailed, HTTPStatus.CONFLICT),
     (errors.ResourceExhausted, HTTPStatus.SERVICE_UNAVAILABLE),
     (errors.KernelError, HTTPStatus.SERVICE_UNAVAILABLE),
     (errors.DeckError, HTTPStatus.SERVICE_UNAVAILABLE),

@@ -67,7 +67,7 @@ export function AddView({ params }) {
       go(`/workers/${encodeURIComponent(status.name)}`);
     } catch (failure) {
       setBusy(false);
-      if (failure.status === 409 && !replace) {
+      if (failure.type === 'urn:everdeck:spec-changed' && !replace) {
         const again = await ask({ title: `Replace ${form.name}?`, text: `It is known with another spec${failure.fields.length ? ` (different: ${failure.fields.join(', ')})` : ''}. Replacing it stops what runs now.`, confirm: 'Stop it and replace it', danger: true });
         if (again) submit(null, true);
         return;
