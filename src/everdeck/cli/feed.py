@@ -18,6 +18,7 @@ from everdeck.cli import DONE, FAILED, USED_WRONGLY, output
 if TYPE_CHECKING:
     from everdeck.feed import Inbox
     from everdeck.messages import Letter
+    from everdeck.satellites.bridge import Feed
 
 _SHOWN_PAYLOAD = 60
 _Answer = TypeVar("_Answer")
@@ -132,19 +133,18 @@ def _satellite(options: Namespace) -> int:
     return _none(missing, options.name) if missing else DONE
 
 
-def _inbox_of(options: Namespace) -> Path:
+def _inbox_of(options: Namespace) -> "Feed":
+    from everdeck.deck.feeds import feed_of
     from everdeck.deck.peek import peek_spec
     from everdeck.errors import SpecError
-    from everdeck.satellites import FEED
-    from everdeck.statedir import StateDir
 
     spec = peek_spec(options.state, options.name)
     if spec.satellite is None:
         raise SpecError("NAME", options.name, "a satellite; this worker runs a command of its own")
-    return StateDir.at(options.state).worker(options.name).data / FEED
+    return feed_of(options.state, options.name, spec)
 
 
-def _overview(options: Namespace, path: Path) -> int:
+def _overview(options: Namespace, path: "Feed") -> int:
     from everdeck.satellites import bridge
 
     letters = bridge.letters(path, which=options.which)

@@ -52,9 +52,10 @@ def inspect(options: Namespace) -> int:
         place = StateDir.at(options.state.absolute()).worker(name)
         found["paths"] = {part: str(getattr(place, part)) for part in ("path", "log", "data", "secrets", "lock")}
         if spec["satellite"] is not None:
-            from everdeck.satellites import FEED, bridge
+            from everdeck.deck.feeds import feed_of
+            from everdeck.satellites import bridge
 
-            found["feed"] = msgspec.to_builtins(bridge.feed_status(place.data / FEED, name))
+            found["feed"] = msgspec.to_builtins(bridge.feed_status(feed_of(options.state, name, inspection.spec), name))
     spec["cwd"] = spec["cwd"] or found["paths"].get("data") or "its data/"
     if options.json:
         json.dump(found, sys.stdout)

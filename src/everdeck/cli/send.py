@@ -29,11 +29,11 @@ def send(options: Namespace) -> int:
     The satellite sends it now, or as soon as it runs and the other side can be reached; `everdeck feed NAME` shows
     what is still to be sent and what was refused. No daemon is needed to take the message.
     """
+    from everdeck.deck.feeds import feed_of
     from everdeck.deck.peek import peek_spec
     from everdeck.errors import SpecError
     from everdeck.messages import outgoing
-    from everdeck.satellites import FEED, bridge, kind_of
-    from everdeck.statedir import StateDir
+    from everdeck.satellites import bridge, kind_of
 
     spec = peek_spec(options.state, options.name)
     if spec.satellite is None or not kind_of(spec.satellite.kind).sends:
@@ -41,7 +41,7 @@ def send(options: Namespace) -> int:
     text = sys.stdin.read() if options.text == "-" else options.text
     files = [str(Path(file).resolve(strict=True)) for file in options.attach]
     message = outgoing(options.to, text, subject=options.subject, attachments=files)
-    number = bridge.send(StateDir.at(options.state).worker(options.name).data / FEED, message)
+    number = bridge.send(feed_of(options.state, options.name, spec), message)
     if options.json:
         import json
 

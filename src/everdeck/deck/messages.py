@@ -8,16 +8,16 @@ import asyncio
 import builtins
 from collections.abc import Callable, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everdeck.errors import SpecError
 from everdeck.messages import FeedStatus, Letter, LetterVerb, Which, outgoing
 from everdeck.model import Event, EventKind, WorkerSpec, WorkerStatus
-from everdeck.statedir import StateDir
 
 if TYPE_CHECKING:
-    from everdeck.satellites.bridge import Messages, Reader
+    from pathlib import Path
+
+    from everdeck.satellites.bridge import Feed, Messages, Reader
 
 
 class MessageVerbs:
@@ -26,7 +26,7 @@ class MessageVerbs:
     if TYPE_CHECKING:  # what the deck has of its own
 
         @property
-        def state_dir(self) -> Path:
+        def state_dir(self) -> "Path":
             """See :class:`everdeck.verbs.Verbs`."""
 
         async def spec(self, name: str | int) -> WorkerSpec:
@@ -69,7 +69,7 @@ class MessageVerbs:
         spec = await self.spec(name)
         if spec.satellite is None or not kind_of(spec.satellite.kind).sends:
             raise SpecError("name", name, "a satellite that can send: telegram, gmail or smtp")
-        return await asyncio.to_thread(bridge.send, self._inbox(str(name)), message)
+        return await asyncio.to_thread(bridge.send, self._feed(str(name), spec), message)
 
     async def feed(self, name: str | int) -> FeedStatus:
         """A satellite's feed: account, connection, what waits, is in flight, done, set aside, to be sent."""
@@ -77,8 +77,8 @@ class MessageVerbs:
 
         if (other := self._message_deck()) is not None:
             return await other.feed(name)
-        await self._satellite(name)
-        return await asyncio.to_thread(bridge.feed_status, self._inbox(str(name)), str(name))
+        found = self._feed(str(name), await self._satellite(name))
+        return await asyncio.to_thread(bridge.feed_status, found, str(name))
 
     async def letters(
         self, name: str | int, *, which: Which = "dead", number: str | None = None, limit: int = 100
@@ -88,9 +88,8 @@ class MessageVerbs:
 
         if (other := self._message_deck()) is not None:
             return await other.letters(name, which=which, number=number, limit=limit)
-        await self._satellite(name)
-        path = self._inbox(str(name))
-        return await asyncio.to_thread(lambda: bridge.letters(path, which=which, number=number, limit=limit))
+        found = self._feed(str(name), await self._satellite(name))
+        return await asyncio.to_thread(lambda: bridge.letters(found, which=which, number=number, limit=limit))
 
     async def decide(self, name: str | int, verb: LetterVerb, number: str) -> bool:
         """``retry`` or ``drop`` a dead letter, or ``replay`` a done message; False if there is none of that number."""
@@ -98,8 +97,8 @@ class MessageVerbs:
 
         if (other := self._message_deck()) is not None:
             return await other.decide(name, verb, number)
-        await self._satellite(name)
-        return await asyncio.to_thread(bridge.decide, self._inbox(str(name)), verb, number)
+        found = self._feed(str(name), await self._satellite(name))
+        return await asyncio.to_thread(bridge.decide, found, verb, number)
 
     def _message_deck(self) -> "MessageVerbs | None":
         """Somebody else who keeps these verbs; None: this deck does, by its state directory."""
@@ -107,26 +106,28 @@ class MessageVerbs:
 
     # --- helpers, in the order they are called ------------------------------------------------------------------
 
-    def _inbox(self, name: str) -> Path:
-        from everdeck.satellites import FEED  # noqa: PLC0415 - as above
+    def _feed(self, name: str, spec: WorkerSpec) -> "Feed":
+        from everdeck.deck.feeds import feed_of  # noqa: PLC0415 - as above
 
-        return StateDir(self.state_dir).worker(name).data / FEED
+        return feed_of(self.state_dir, name, spec)
 
-    async def _satellite(self, name: str | int) -> None:
+    async def _satellite(self, name: str | int) -> WorkerSpec:
         spec = await self.spec(name)
         if spec.satellite is None:
             raise SpecError("name", name, "a satellite; this worker runs a command of its own")
+        return spec
 
     async def _find_inboxes(self, name: str | None, reader: "Reader") -> Callable[[], None]:
         """Let the reader know of the inboxes there are; the answer ends the telling of later ones."""
         if name is not None:
-            _refuse_unread(name, await self.spec(name))
-            reader.add(name, self._inbox(name))
+            spec = await self.spec(name)
+            _refuse_unread(name, spec)
+            reader.add(name, self._feed(name, spec))
             return lambda: None
 
         async def look(worker: str) -> None:
-            if _is_read(await self.spec(worker)):
-                reader.add(worker, self._inbox(worker))
+            if _is_read(spec := await self.spec(worker)):
+                reader.add(worker, self._feed(worker, spec))
 
         async def heard(event: Event) -> None:
             if event.kind is EventKind.STARTED and event.worker is not None:

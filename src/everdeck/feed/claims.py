@@ -31,6 +31,7 @@ from everdeck.feed.store import _connect as connect
 from everdeck.feed.store import _statements as statements
 from everdeck.feed.store import _translated as translated
 from everdeck.kernel import identity as ids
+from everdeck.kernel import inotify
 from everdeck.model import Identity
 
 LEASE_SECONDS: Final = 60.0
@@ -86,6 +87,7 @@ class Claims:
         self._policy = policy
         self._connection = connect(path, create=True)
         self._is_reader = False
+        self._bell_fd: int | None = None
         try:
             with translated(path):
                 for statement in statements(files("everdeck.feed").joinpath("sql/claims.sql").read_text("utf-8")):
@@ -105,6 +107,9 @@ class Claims:
                 self._connection.execute(SQL["reader_drop"], (self.id,))
             self.ring()
         self._connection.close()
+        if self._bell_fd is not None:
+            os.close(self._bell_fd)
+            self._bell_fd = None
 
     def __enter__(self) -> Self:
         return self
@@ -253,6 +258,25 @@ class Claims:
         except OSError:
             pass
 
+    def listen(self) -> int:
+        """A descriptor that becomes readable when somebody rings; closed with the claims. OSError: there is none."""
+        if self._bell_fd is None:
+            self.ring()  # the file that is watched must be there
+            fd = inotify.open_inotify()
+            try:
+                inotify.add_watch(fd, str(bell_path(self.path)), inotify.ATTRIB)
+            except OSError:
+                os.close(fd)
+                raise
+            self._bell_fd = fd
+        return self._bell_fd
+
+    def heard(self) -> None:
+        """Take note that somebody rang."""
+        if self._bell_fd is not None:
+            for _ in inotify.heard(self._bell_fd):
+                pass
+
     # --- helpers, in the order they are called ------------------------------------------------------------------
 
     def _others_gone(self, now: float) -> list[Other]:
@@ -333,5 +357,5 @@ def watch_fd(other: Other) -> int | None:
         return None
     try:
         return ids.open_verified(other.identity)
-    except KernelError:
+    except (KernelError, OverflowError, ValueError):  # numbers that are no process's
         return None

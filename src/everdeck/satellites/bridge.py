@@ -29,10 +29,9 @@ from typing import Any, Final, Self, TypeAlias
 
 import msgspec
 
-from everdeck.errors import DeckClosed, EverdeckError, MessageError
-from everdeck.feed.claims import DEAD, LEASE_SECONDS, RUNNING, WAITING, Claim, Claims, Put, bell_path, watch_fd
+from everdeck.errors import DeckClosed, EverdeckError, InboxUnavailable, MessageError
+from everdeck.feed.claims import DEAD, LEASE_SECONDS, RUNNING, WAITING, Claim, Claims, Put, watch_fd
 from everdeck.feed.handling import retry_after_of
-from everdeck.kernel import inotify
 from everdeck.kernel.identity import boottime
 from everdeck.messages import (
     FeedStatus,
@@ -49,12 +48,21 @@ from everdeck.satellites import kinds
 
 RENEW_SECONDS: Final = LEASE_SECONDS / 3
 DISK_RETRY_SECONDS: Final = 1.0
+PATIENCE_FACTOR: Final = 3.0
+LONGEST_SECONDS: Final = 3600.0
 UNWATCHED_SECONDS: Final = 5.0  # without inotify there is nothing that wakes us
 # Being told to leave is nobody's fault: the message goes back and the attempt is not counted.
 _LEAVING: Final = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 _log: Final = logging.getLogger("everdeck.messages")
 _Given: TypeAlias = concurrent.futures.Future[Message]
+Feed: TypeAlias = Path | Callable[[], Claims]
+"""Where a satellite's feed is; or how it is opened, where its satellite may do less than we."""
+
+
+def opened(feed: Feed) -> Claims:
+    """As one reader of it."""
+    return Claims(feed) if isinstance(feed, Path) else feed()
 
 
 class Reader:
@@ -68,7 +76,8 @@ class Reader:
         self._lock = threading.Lock()
         self._wants: deque[_Given] = deque()
         self._orders: deque[tuple[Callable[[], None], concurrent.futures.Future[None]]] = deque()
-        self._to_open: dict[str, Path] = {}
+        self._to_open: dict[str, Feed] = {}
+        self._to_open_later: dict[str, tuple[float, Feed]] = {}
         self._to_close: set[str] = set()
         self._files: dict[str, _File] = {}
         self._held = 0
@@ -78,17 +87,18 @@ class Reader:
         self._thread: threading.Thread | None = None
         _open_readers.add(self)
 
-    def add(self, name: str, path: Path) -> None:
+    def add(self, name: str, feed: Feed) -> None:
         """Read from this satellite's inbox too."""
         with self._lock:
             if name not in self._to_open and (name not in self._files or name in self._to_close):
-                self._to_open[name] = path
+                self._to_open[name] = feed
         self._wake()
 
     def remove(self, name: str) -> None:
         """The satellite is no more, and its inbox with it."""
         with self._lock:
             self._to_open.pop(name, None)
+            self._to_open_later.pop(name, None)
             self._to_close.add(name)
         self._wake()
 
@@ -200,8 +210,10 @@ class Reader:
                     renew_at = monotonic() + RENEW_SECONDS
                 with self._lock:
                     more = bool(self._orders or self._to_open)
+                    for due, _ in self._to_open_later.values():
+                        wait = min(wait, max(0.0, due - monotonic()))
                 if not more:
-                    poll.poll(None if wait == _FOREVER else max(1, round(wait * 1000)))
+                    poll.poll(None if wait == _FOREVER else max(1, round(min(wait, LONGEST_SECONDS) * 1000)))
                 for file in self._files.values():
                     file.hear(poll)
         except BaseException as err:
@@ -215,16 +227,22 @@ class Reader:
         with self._lock:
             new, self._to_open = self._to_open, {}
             gone, self._to_close = self._to_close, set()
+            for name, (due, feed) in list(self._to_open_later.items()):
+                if due <= monotonic():
+                    new[name] = feed
+                    del self._to_open_later[name]
         for name in gone & self._files.keys():
             self._files.pop(name).close(poll)
-        for name, path in new.items():
+        for name, feed in new.items():
+            began = monotonic()
             try:
-                self._files[name] = _File(name, path, poll)
+                self._files[name] = _File(name, feed, poll)
             except (EverdeckError, OSError) as err:
                 _log.warning("messages of %r cannot be read yet: %s", name, err)
+                # One that takes long to fail holds up the others, so it has a turn rarely.
+                pause = max(DISK_RETRY_SECONDS, PATIENCE_FACTOR * (monotonic() - began))
                 with self._lock:
-                    self._to_open[name] = path
-                poll.poll(DISK_RETRY_SECONDS * 1000)
+                    self._to_open_later[name] = (monotonic() + pause, feed)
 
     def _carry_out(self) -> None:
         while True:
@@ -333,29 +351,26 @@ def _close_readers() -> None:
 class _File:
     """One satellite's inbox, as the reader's thread sees it."""
 
-    def __init__(self, name: str, path: Path, poll: "select.poll") -> None:
+    def __init__(self, name: str, feed: Feed, poll: "select.poll") -> None:
         self.name = name
-        self.claims = Claims(path)
-        entry = kinds().get(self.claims.facts().get("kind", ""))
+        self.claims = opened(feed)
+        try:
+            entry = kinds().get(self.claims.facts().get("kind", ""))
+        except BaseException:
+            self.claims.close()
+            raise
         self.sends = entry is None or entry.sends
         self._watched: dict[str, int] = {}
         self._fd: int | None = None
         try:
-            self.claims.ring()  # the file that is watched must be there
-            self._fd = inotify.open_inotify()
-            inotify.add_watch(self._fd, str(bell_path(path)), inotify.ATTRIB)
+            self._fd = self.claims.listen()
             poll.register(self._fd, select.POLLIN)
-        except OSError as err:
+        except (EverdeckError, OSError) as err:
             _log.info("messages of %r are looked for every %g s: %s", name, UNWATCHED_SECONDS, err)
-            if self._fd is not None:
-                os.close(self._fd)
-                self._fd = None
 
     def hear(self, poll: "select.poll") -> None:
         """Take note of the bell."""
-        if self._fd is not None:
-            for _ in inotify.heard(self._fd):
-                pass
+        self.claims.heard()
         for other, fd in list(self._watched.items()):
             if select.select([fd], [], [], 0)[0]:
                 self._unwatch(other, poll)
@@ -383,13 +398,15 @@ class _File:
         return min(waits)
 
     def close(self, poll: "select.poll | None") -> None:
+        if poll is not None and self._fd is not None:
+            poll.unregister(self._fd)
+        self._fd = None
         self.claims.close()
-        for fd in (*self._watched.values(), *([] if self._fd is None else [self._fd])):
+        for fd in self._watched.values():
             if poll is not None:
                 poll.unregister(fd)
             os.close(fd)
         self._watched.clear()
-        self._fd = None
 
     def _unwatch(self, other: str, poll: "select.poll") -> None:
         fd = self._watched.pop(other)
@@ -523,9 +540,9 @@ class Messages:
         self.close()
 
 
-def send(path: Path, message: Outgoing) -> int:
+def send(feed: Feed, message: Outgoing) -> int:
     """Promise a message; returns its number once that is on disk. The satellite sends it, now or when it runs."""
-    with Claims(path) as claims:
+    with opened(feed) as claims:
         (number,) = claims.put(Put(message.to, encoded(message)))
         return number
 
@@ -533,29 +550,29 @@ def send(path: Path, message: Outgoing) -> int:
 # --- looking, and deciding about what was set aside -------------------------------------------------------------
 
 
-def feed_status(path: Path, worker: str) -> FeedStatus:
+def feed_status(feed: Feed, worker: str) -> FeedStatus:
     """A satellite's feed in numbers and words."""
-    with Claims(path) as claims:
+    with _understood(worker), opened(feed) as claims:
         facts, (done, waiting, running, dead, to_send, unsent, readers) = claims.facts(), claims.counts()
-    return FeedStatus(
-        worker=worker,
-        kind=facts.get("kind", ""),
-        account=facts.get("account") or None,
-        connection=facts.get("connection") or "connecting",
-        error=facts.get("error") or None,
-        since=_moment(facts.get("since")),
-        last_contact_at=_moment(facts.get("last_contact_at")),
-        done=done,
-        waiting=waiting,
-        in_flight=running,
-        dead=dead,
-        to_send=to_send,
-        unsent=unsent,
-        readers=readers,
-    )
+        return FeedStatus(
+            worker=worker,
+            kind=facts.get("kind", ""),
+            account=facts.get("account") or None,
+            connection=facts.get("connection") or "connecting",
+            error=facts.get("error") or None,
+            since=_moment(facts.get("since")),
+            last_contact_at=_moment(facts.get("last_contact_at")),
+            done=done,
+            waiting=waiting,
+            in_flight=running,
+            dead=dead,
+            to_send=to_send,
+            unsent=unsent,
+            readers=readers,
+        )
 
 
-def letters(path: Path, *, which: Which = "dead", number: str | None = None, limit: int = 100) -> list[Letter]:
+def letters(feed: Feed, *, which: Which = "dead", number: str | None = None, limit: int = 100) -> list[Letter]:
     """What was set aside, what waits, what is done and remembered: received, then to be sent."""
     state = {"dead": DEAD, "all": None, "waiting": WAITING, "done": None}[which]
     out = number is not None and number.startswith("out-")
@@ -563,7 +580,7 @@ def letters(path: Path, *, which: Which = "dead", number: str | None = None, lim
     if number is not None and not digits.isdecimal():
         return []
     seq = int(digits) if digits else None
-    with Claims(path) as claims:
+    with _understood("the feed"), opened(feed) as claims:
         if which == "done":
             return [_received(row) for row in claims.done(number=seq, limit=limit)]
         received = [] if out else [_received(row) for row in claims.items(state=state, number=seq, limit=limit)]
@@ -571,14 +588,23 @@ def letters(path: Path, *, which: Which = "dead", number: str | None = None, lim
     return received + sent
 
 
-def decide(path: Path, verb: LetterVerb, number: str) -> bool:
+def decide(feed: Feed, verb: LetterVerb, number: str) -> bool:
     """Retry, drop or replay one; False if there is none of that number."""
     out, digits = number.startswith("out-"), number.removeprefix("out-")
     if not digits.isdecimal():
         return False
     query = _DECISIONS[(verb, out)]
-    with Claims(path) as claims:
+    with opened(feed) as claims:
         return query is not None and claims.act(query, int(digits))
+
+
+@contextlib.contextmanager
+def _understood(what: str) -> Iterator[None]:
+    """The file may be a hostile worker's: what cannot be made sense of is its trouble, said as such."""
+    try:
+        yield
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as err:
+        raise InboxUnavailable(f"{what}: the file holds what no satellite writes: {err!r}") from err
 
 
 _DECISIONS: Final[dict[tuple[LetterVerb, bool], str | None]] = {

@@ -10,7 +10,6 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator
 from http import HTTPStatus
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -19,6 +18,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryParameter
 
+from everdeck.deck.feeds import read_attachment as read_attachment_file
 from everdeck.errors import MessageLost
 from everdeck.messages import FeedStatus, Letter, Message, Which, plain
 from everdeck.model import worker_name
@@ -26,6 +26,7 @@ from everdeck.satellites import kinds, option_schemas
 from everdeck.server.api.asking import ACTS, READS, READS_ONE, Asked, Name, services_of, stream_of, told
 from everdeck.server.services import Services
 from everdeck.server.sse import PING_SECONDS
+from everdeck.statedir import StateDir
 
 MOST_IN_HAND: Final = 100
 _PING: Final = b"event: ping\ndata: {}\n\n"
@@ -191,11 +192,13 @@ async def release_message(request: Asked, claim: Claim) -> Decided:
 )
 async def read_attachment(request: Asked, claim: Claim, number: FromPath[int]) -> Response[bytes]:
     """While the message is in hand."""
-    message = _held(services_of(request), claim)
+    services = services_of(request)
+    message = _held(services, claim)
     if not 0 <= number < len(message.attachments):
         raise MessageLost(f"the message has {len(message.attachments)} attachments; they are counted from 0")
     attachment = message.attachments[number]
-    content = await asyncio.to_thread(Path(attachment.path).read_bytes)
+    data = StateDir(services.deck.state_dir).worker(message.worker).data
+    content = await asyncio.to_thread(read_attachment_file, data, attachment.path)
     return Response(content, media_type="application/octet-stream", headers={"cache-control": "no-store"})
 
 
