@@ -455,3 +455,95 @@ def test_the_file_cursor_can_skip_the_history(tmp_path: Path) -> None:
     asyncio.run(scenario())
     assert handled == [3]
     assert upstream.asked().count(-1) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "tried", "dead"),
+    [
+        ({"handler_timeout": 0.05}, [1, 2, 3], "handler_timeout"),
+        ({"retry_on": OSError}, [1], "ValueError"),
+        ({"on_error": "log"}, [1], None),
+        ({}, [1, 2, 3], "CancelledError"),
+    ],
+)
+def test_the_file_cursor_knows_the_same_policies(
+    tmp_path: Path, options: dict[str, Any], tried: list[int], dead: str | None
+) -> None:
+    """A time limit, what is worth a retry, log and go on, and a cancellation that is not ours: as with an inbox."""
+    upstream = Upstream()
+    upstream.arrive(update(1), update(2))
+    attempts: list[int] = []
+
+    async def handler(item: Any) -> None:
+        if item.id == 1:
+            attempts.append(item.attempt)
+            if "handler_timeout" in options:
+                await asyncio.Event().wait()
+            elif options:
+                raise ValueError("no")
+            other = asyncio.ensure_future(asyncio.Event().wait())
+            other.cancel()
+            await other
+
+    cursor = FileCursor(tmp_path / "c")
+    asyncio.run(in_time(consume(UpstreamSource(upstream), handler, cursor=cursor, retry=AT_ONCE, **options)))
+    assert attempts == tried
+    assert cursor.load() == 3
+    letters = tmp_path / "c.dead"
+    assert (dead or "") in (letters.read_text() if letters.exists() else "")
+    assert letters.exists() == (dead is not None)
+
+
+def test_the_file_cursor_s_end_is_held_against_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop that cuts a handler off, a death that the deck ordered, and sys.exit(): the attempt does not count."""
+    upstream = Upstream()
+    upstream.arrive(update(1), update(2))
+    cursor, stop = FileCursor(tmp_path / "c"), asyncio.Event()
+
+    async def hang(_item: Any) -> None:
+        stop.set()
+        await asyncio.Event().wait()
+
+    asyncio.run(in_time(consume(UpstreamSource(upstream), hang, cursor=cursor, stop=stop, grace_seconds=0.01)))
+    assert cursor.attempts_of(1) == 0
+    cursor.note_attempt(1, 3)
+    monkeypatch.setenv("EVERDECK_LAST_END", "ordered")
+    monkeypatch.setenv("EVERDECK_COOKIE", "f" * 32)
+    assert cursor.attempts_of(1) == 2
+
+    def leave(_item: Any) -> None:
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        asyncio.run(in_time(consume(UpstreamSource(upstream), leave, cursor=cursor)))
+    assert cursor.load() == 2
+
+
+def test_the_file_cursor_s_source_fails_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are told."""
+    monkeypatch.setattr("everdeck.feed.one_by_one.SOURCE_RETRY", AT_ONCE)
+    answers: list[Any] = [OSError("no network"), OSError("no network"), [{"id": 1}]]
+    events: list[dict[str, Any]] = []
+    stop = asyncio.Event()
+
+    def ask() -> Any:
+        answer = answers.pop(0) if answers else []
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    asyncio.run(
+        in_time(
+            consume(
+                poll(ask, every=0),
+                lambda _item: stop.set(),
+                cursor=FileCursor(tmp_path / "c"),
+                on_event=events.append,
+                stop=stop,
+            )
+        )
+    )
+    assert [(event["what"], event.get("failures")) for event in events] == [
+        ("source-failed", None),
+        ("source-recovered", 2),
+    ]

@@ -2,12 +2,14 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from everdeck.errors import SpecError
+from everdeck.feed import Inbox, consume
 from everdeck.feed.records import Position
 from everdeck.feed.sources.cron import cron
 
@@ -36,10 +38,34 @@ def test_thousands_of_missed_ticks_are_counted_right() -> None:
     assert values == [{"scheduled": "2026-03-01T12:00:00+00:00", "missed": 10 * 24 * 60 - 1}]
 
 
-def test_ticks_coalesce_while_the_handler_runs() -> None:
-    """Whoever asks again after a long handler gets one tick for all that passed."""
-    values, _ = fetched((NOW - timedelta(minutes=7)).isoformat(), missed="once")
-    assert [value["missed"] for value in values] == [6]
+@pytest.mark.parametrize(("missed", "expected"), [("once", [0, 3]), ("catch-up", [0, 0, 0, 0, 0])])
+def test_ticks_coalesce_while_the_handler_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missed: Any, expected: list[int]
+) -> None:
+    """A handler of four minutes is followed by one tick for all of them, unless each is to be caught up."""
+    monkeypatch.setattr("everdeck.feed.sources.cron.LOOK_AGAIN_SECONDS", 0.01)
+    now = NOW
+    stop, values = asyncio.Event(), []
+
+    async def handler(item: Any) -> None:
+        nonlocal now
+        values.append(item.value["missed"])
+        for _ in range(4 if len(values) == 1 else 0):
+            now += timedelta(minutes=1)
+            await asyncio.sleep(0.1)  # ten looks at the clock, by whoever looks
+        if len(values) == len(expected):
+            stop.set()
+
+    async def scenario() -> None:
+        source = cron("* * * * *", missed=missed, clock=lambda: now.timestamp())  # noqa: PLW0108 - it moves
+        inbox = Inbox(tmp_path / "cron.db")
+        async with inbox:
+            await inbox.stream(source.name).begin()
+            await inbox.stream(source.name).store([], (NOW - timedelta(seconds=31)).isoformat())
+        await asyncio.wait_for(consume(source, handler, inbox=inbox, stop=stop), 30)
+
+    asyncio.run(scenario())
+    assert values == expected
 
 
 @pytest.mark.parametrize("expression", ["* * * * * *", "0 0 * * * *", "* * * *", ""])

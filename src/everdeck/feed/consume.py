@@ -264,6 +264,8 @@ class Feed:
 
     async def _ask_and_store(self) -> bool:
         await self.stream.room()
+        if getattr(self.source, "waits_for_handlers", False):
+            await self._dispatcher.drained()
         crash_point("feed.pump.asking")
         batch = await self.source.fetch(self.stream.position())
         crash_point("feed.pump.answered")

@@ -18,8 +18,10 @@ from typing import Final
 
 import msgspec
 
+from everdeck.child import LAST_END_ENV
 from everdeck.crashpoints import crash_point
 from everdeck.errors import CursorUnreadable, InboxUnavailable, SpecError
+from everdeck.feed.last_words import own_cookie
 
 _NUMBER: Final = re.compile(r"\s*(\d{1,19})\s*", re.ASCII)
 _SHOWN: Final = 80
@@ -68,16 +70,20 @@ class FileCursor:
     # --- the update in work ---
 
     def attempts_of(self, record_id: int | str) -> int:
-        """How often this update was begun and not finished."""
+        """How often this update was begun and not finished; a death that the deck has ordered since does not count."""
         try:
             noted = msgspec.json.decode(self._beside("attempt").read_bytes(), type=_Attempt)
         except (OSError, msgspec.DecodeError):
             return 0
-        return noted.attempts if noted.id == record_id else 0
+        if noted.id != record_id:
+            return 0
+        ordered = os.environ.get(LAST_END_ENV) == "ordered" and noted.cookie != own_cookie()
+        return noted.attempts - int(ordered and noted.attempts > 0)
 
     def note_attempt(self, record_id: int | str, attempts: int) -> None:
         """Count an attempt before it is made. Survives our death; a power cut may forget it, which harms nobody."""
-        self._replace(self._beside("attempt"), msgspec.json.encode(_Attempt(record_id, attempts)), synced=False)
+        noted = msgspec.json.encode(_Attempt(record_id, attempts, own_cookie()))
+        self._replace(self._beside("attempt"), noted, synced=False)
 
     def forget_attempts(self) -> None:
         """The update is finished."""
@@ -127,6 +133,7 @@ class FileCursor:
 class _Attempt(msgspec.Struct):
     id: int | str
     attempts: int
+    cookie: int = 0  # whose attempt it was
 
 
 def _mode_of(path: Path) -> int:

@@ -26,7 +26,7 @@ from everdeck.crashpoints import crash_point
 from everdeck.errors import FeedClosed, FeedError, InboxUnavailable
 from everdeck.feed.blame import WATCHED_AT_ONCE, Charge, deaths_that_convict
 from everdeck.feed.handling import Listener as Listener  # noqa: PLC0414 - also found here by those who dispatch
-from everdeck.feed.handling import retry_after_of, tell
+from everdeck.feed.handling import is_news, retry_after_of, tell
 from everdeck.feed.inbox import Row, Stream
 from everdeck.feed.lanes import LaneKey, Lanes
 from everdeck.feed.ledger import SLOTS, End
@@ -609,7 +609,7 @@ class Dispatcher:
                 if self._on_slow is not None:
                     self._on_slow(item)
             minutes = int(ran / LONG_RUN_SECONDS)
-            if minutes > item.told_minutes and (minutes in {1, 5, 15} or minutes % 60 == 0):
+            if minutes > item.told_minutes and is_news(minutes):
                 item.told_minutes = minutes
                 self.tell("running-long", id=item.id, key=item.key, minutes=minutes, attempt=item.attempt)
             limit = self.policy.handler_timeout

@@ -56,6 +56,11 @@ def retry_after_of(error: BaseException) -> float | None:
     return float(asked) if isinstance(asked, int | float) and not isinstance(asked, bool) else None
 
 
+def is_news(minutes: int) -> bool:
+    """Whether a handler that still runs after so many minutes is told of: 1, 5, 15, then every hour."""
+    return minutes in {1, 5, 15} or (minutes > 0 and minutes % 60 == 0)
+
+
 def tell(listener: Listener | None, feed: str, what: str, facts: FeedEvent) -> None:
     """Let the log and the listener know what happened. A listener that raises harms nobody."""
     facts = {name: fact for name, fact in facts.items() if fact is not None}

@@ -7,6 +7,7 @@ that waits for a retry holds up the ones behind it; where that hurts, the inbox 
 
 import asyncio
 import hashlib
+import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -16,7 +17,8 @@ import msgspec
 from everdeck.crashpoints import crash_point
 from everdeck.errors import FeedError, SourceError, SpecError
 from everdeck.feed.cursors import FileCursor
-from everdeck.feed.handling import KeyOf, Listener, call, keyed, retry_after_of, tell
+from everdeck.feed.dispatcher import LONG_RUN_SECONDS
+from everdeck.feed.handling import KeyOf, Listener, call, is_news, keyed, retry_after_of, tell
 from everdeck.feed.inbox import UPSTREAM_KEEPS_SECONDS
 from everdeck.feed.policy import FeedPolicy, Retry
 from everdeck.feed.records import Batch, Counts, Cursor, FirstRun, Position, Record, RecordId, Source
@@ -26,6 +28,8 @@ from everdeck.feed.store import wall_clock
 RECENT_IDS: Final = 1000
 # As for the inbox's pump. A short cap: whoever writes to a bot notices ten seconds of silence, not nine polls a minute.
 SOURCE_RETRY: Final = Retry(seconds=1.0, cap_seconds=10.0)
+
+log = logging.getLogger("everdeck.feed")
 
 
 class PlainItem:
@@ -81,6 +85,8 @@ class OneByOne:
         self.activity = asyncio.Event()
         self._done = 0
         self._dead = 0
+        self._trouble: str | None = None
+        self._patience: asyncio.TimerHandle | None = None
         self._reporter = Reporter(self) if report else None
 
     async def run(self) -> None:
@@ -97,8 +103,9 @@ class OneByOne:
     # --- for the report ---
 
     def status(self) -> str:
-        """The numbers of this run; a text file remembers none."""
-        return str(Counts(done=self._done, waiting=0, in_flight=int(self.handling), dead=self._dead))
+        """The numbers of this run, for a text file remembers none; what is wrong comes first."""
+        counts = str(Counts(done=self._done, waiting=0, in_flight=int(self.handling), dead=self._dead))
+        return counts if self._trouble is None else f"{self._trouble} ({counts})"
 
     async def tell_untold(self) -> bool:
         """Nothing is kept."""
@@ -147,14 +154,25 @@ class OneByOne:
         failures = 0
         while True:
             try:
-                return await self._source.fetch(self._position(at))
+                batch = await self._source.fetch(self._position(at))
             except Exception as err:  # noqa: BLE001 - whatever a source raises: upstream is not under our control
                 failures += 1
                 wait = retry_after_of(err)
                 wait = SOURCE_RETRY.delay(failures, chance=1.0) if wait is None else wait
+                error = f"{type(err).__name__}: {err}"
+                self._in_trouble(f"source failing: {error}")
                 if failures == 1:
-                    self._tell("source-failed", error=f"{type(err).__name__}: {err}", retry_in=wait)
+                    self._tell("source-failed", error=error, retry_in=wait)
                 await asyncio.sleep(wait)  # noqa: TID251 - upstream tells nobody when it is back
+            else:
+                if failures:
+                    self._in_trouble(None)
+                    self._tell("source-recovered", failures=failures)
+                return batch
+
+    def _in_trouble(self, trouble: str | None) -> None:
+        self._trouble = trouble
+        self.activity.set()
 
     def _position(self, at: int | None) -> Position:
         age = self._cursor.age_seconds(wall_clock())
@@ -181,28 +199,66 @@ class OneByOne:
         return after
 
     async def _handle(self, record: Record) -> None:
+        """Run its handler until it is done or set aside."""
         attempts = self._cursor.attempts_of(record.id)
         error = f"the process died during attempt {attempts}"
         while attempts < self._policy.max_attempts:
             attempts += 1
             self._cursor.note_attempt(record.id, attempts)
             crash_point("feed.file.attempt_noted")
-            try:
-                await call(self._handler, PlainItem(self._source.name, record, attempts))
-            except Exception as err:  # noqa: BLE001 - the user's handler
-                error = f"{type(err).__name__}: {err}"
-                if self._policy.finishes_early:
-                    break
-                if attempts < self._policy.max_attempts:
-                    await asyncio.sleep(self._policy.retry.delay(attempts, chance=1.0))  # noqa: TID251 - a backoff is time
-            else:
+            failure = await self._attempt(PlainItem(self._source.name, record, attempts))
+            if failure is None:
                 self._done += 1
                 return
+            error = failure if isinstance(failure, str) else f"{type(failure).__name__}: {failure}"
+            asked = None if isinstance(failure, str) else retry_after_of(failure)
+            if self._policy.finishes_early or (asked is None and not self._policy.is_worth_retrying(failure)):
+                break
+            if attempts < self._policy.max_attempts:
+                wait = self._policy.retry.delay(attempts, chance=1.0) if asked is None else asked
+                await asyncio.sleep(wait)  # noqa: TID251 - a backoff is time
         self._dead += 1
         facts = {"id": record.id, "key": record.key, "attempts": attempts, "error": error}
         self._cursor.set_aside({**facts, "payload": record.payload.decode("utf-8", errors="replace")})
         crash_point("feed.file.set_aside")
         self._tell("dead-letter", **facts)
+
+    async def _attempt(self, item: PlainItem) -> BaseException | str | None:
+        """Run the handler once: None if it is done, else what failed."""
+        failure: BaseException | str
+        limit = asyncio.timeout(self._policy.handler_timeout)
+        self._be_patient(item)
+        try:
+            async with limit:
+                await call(self._handler, item)
+        except asyncio.CancelledError as err:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                self._cursor.note_attempt(item.id, item.attempt - 1)  # a stop has waited for long enough: not its fault
+                raise
+            failure = err  # it awaited something that somebody else cancelled
+        except (SystemExit, KeyboardInterrupt):
+            # It asked for the end of the program, and would ask again each time it is delivered.
+            self._cursor.save(int(item.id) + 1)
+            raise
+        except Exception as err:  # noqa: BLE001 - the user's handler
+            failure = "it ran for longer than handler_timeout" if limit.expired() else err
+        else:
+            return None
+        finally:
+            if self._patience is not None:
+                self._patience.cancel()
+        if self._policy.on_error == "log":
+            log.error("%s: update %s: %r; it is not tried again (on_error='log')", item.stream, item.id, failure)
+            return None
+        return failure
+
+    def _be_patient(self, item: PlainItem, minutes: int = 0) -> None:
+        """Look at it every minute while it runs, and tell of it now and then."""
+        if is_news(minutes):
+            self._tell("running-long", id=item.id, key=item.key, minutes=minutes, attempt=item.attempt)
+        loop = asyncio.get_running_loop()
+        self._patience = loop.call_later(LONG_RUN_SECONDS, self._be_patient, item, minutes + 1)
 
     def _end_of(self, batch: Batch, at: int | None) -> int | None:
         if isinstance(batch.cursor, int) and batch.cursor != at:

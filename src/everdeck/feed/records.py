@@ -102,7 +102,8 @@ class Source(Protocol):
     has returned and we have not stored must come again when it is asked at the same position. None means that
     nothing will ever come again.
 
-    A source that can skip its history also has ``async def skip_history(self) -> Cursor``.
+    A source that can skip its history also has ``async def skip_history(self) -> Cursor``. One with a true
+    ``waits_for_handlers`` is asked only when everything it has given is done.
     """
 
     name: str

@@ -4,6 +4,9 @@ The cursor is the last tick that was delivered, so ticks that fell into a time w
 says what becomes of them: ``"catch-up"`` delivers each, ``"once"`` only the latest, ``"skip"`` none. A tick is an
 instant: on the night the clock is set back ``30 2 * * *`` fires once (cronsim, https://github.com/cuu508/cronsim).
 
+A handler that takes longer than the time between two ticks does not find a queue of them: unless each is to be caught
+up, the next tick is asked for when it has ended, and stands for those that passed meanwhile.
+
 The wait looks at the wall clock at least once a minute, so a stepped clock or a suspended machine is noticed.
 """
 
@@ -59,6 +62,7 @@ class Cron:
             raise SpecError("tz", tz, "the name of a time zone, such as Europe/Berlin") from err
         self._expression = expression
         self._missed = missed
+        self.waits_for_handlers = missed != "catch-up"
         self._clock = clock
         if len(expression.split()) != FIELDS:
             # cronsim takes a sixth field for seconds; whoever counts them the other way round would be surprised.
