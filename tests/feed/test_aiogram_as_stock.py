@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import multiprocessing
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,18 @@ import pytest
 pytest.importorskip("aiogram")
 
 from aiogram import Bot, Dispatcher
+from aiogram.client.session.aiohttp import AiohttpSession
+from aiogram.client.telegram import TelegramAPIServer
 from aiogram.exceptions import TelegramForbiddenError
 from aiogram.filters import Command
 from aiogram.fsm.context import FSMContext
 from aiogram.fsm.state import State, StatesGroup
 from aiogram.types import CallbackQuery, Message
 from aiogram.utils.backoff import BackoffConfig
-from aiogram.webhook.aiohttp_server import SimpleRequestHandler, setup_application
+from aiogram.webhook.aiohttp_server import SimpleRequestHandler, TokenBasedRequestHandler, setup_application
 from aiohttp import web
 
-from everdeck.errors import FeedError
+from everdeck.errors import FeedError, SpecError
 from everdeck.feed import Inbox, Item, dispatcher
 from everdeck.feed.aiogram import durable
 from everdeck.testing.telegram import TelegramServer, text_update
@@ -259,55 +263,46 @@ def test_hanging_chats_do_not_silence_the_bot(bots: Bots, monkeypatch: pytest.Mo
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(
-    "how", ["sys.exit()", "raise KeyboardInterrupt", "os.execv(sys.executable, [sys.executable, '-c', ''])"]
-)
+@pytest.mark.parametrize("how", ["sys.exit", "KeyboardInterrupt", "os.execv"])
 def test_a_handler_that_ends_the_program_does_it_once(bots: Bots, tmp_path: Path, how: str) -> None:
     """As with the stock library: the next start does not run it again."""
-    program = tmp_path / "bot.py"
-    program.write_text(
-        f"""
-import asyncio, os, sys
-from aiogram import Bot, Dispatcher
-from aiogram.client.session.aiohttp import AiohttpSession
-from aiogram.client.telegram import TelegramAPIServer
-from everdeck.feed.aiogram import durable
-
-dp = Dispatcher()
-
-@dp.message()
-async def on_message(message):
-    with open("journal", "a") as journal:
-        journal.write(message.text + "\\n")
-    if message.text == "end":
-        await message.answer("bye")
-        {how}
-    sys.exit()
-
-bot = Bot({bots.server.token!r}, session=AiohttpSession(api=TelegramAPIServer.from_base({bots.server.url!r})))
-durable(dp, bot, "bot.db", on_error="retry")
-dp.run_polling(bot)
-"""
-    )
+    # Importing aiogram takes seconds of CPU; a server that has done it forks each life.
+    lives = multiprocessing.get_context("forkserver")
+    lives.set_forkserver_preload(["everdeck.feed.aiogram"])
     bots.server.say("end")
     for expected in (["end"], ["end", "later"]):
-        process = asyncio.run(_ran(program, tmp_path))
-        assert process is not None
+        life = lives.Process(target=_end_by, args=(how, bots.server.url, bots.server.token, str(tmp_path)))
+        life.start()
+        try:
+            life.join(60)
+            assert life.exitcode is not None
+        finally:
+            life.kill()
+            life.join()
         assert (tmp_path / "journal").read_text().split() == expected
         bots.server.say("later")
 
 
-async def _ran(program: Path, directory: Path) -> int | None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(program), cwd=directory, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        async with asyncio.timeout(60):
-            return await process.wait()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+def _end_by(how: str, url: str, token: str, directory: str) -> None:
+    """A bot that ends itself when it is told "end", and anyhow with the second message."""
+    logging.disable(logging.CRITICAL)
+    dp = Dispatcher()
+
+    @dp.message()
+    async def on_message(message: Message) -> None:
+        with (Path(directory) / "journal").open("a") as journal:
+            journal.write(f"{message.text}\n")
+        if message.text == "end":
+            await message.answer("bye")
+            if how == "os.execv":
+                os.execv("/bin/true", ["true"])  # noqa: S606 - a bot that restarts itself
+            if how == "KeyboardInterrupt":
+                raise KeyboardInterrupt
+        sys.exit()
+
+    bot = Bot(token, session=AiohttpSession(api=TelegramAPIServer.from_base(url)))
+    durable(dp, bot, Path(directory) / "bot.db")
+    dp.run_polling(bot)
 
 
 def test_blocked_by_the_user_is_not_tried_again(bots: Bots) -> None:
@@ -404,15 +399,12 @@ def test_dropping_what_is_pending_is_warned_about(bots: Bots, caplog: pytest.Log
     async def scenario() -> None:
         dp = Dispatcher()
 
-        @dp.startup()
-        async def on_startup(bot: Bot) -> None:
-            await bot.delete_webhook(drop_pending_updates=True)
-
         @dp.message()
         async def on_message(message: Message) -> None:
             bots.saw(message.text)
 
         bot = made(bots, dp, "durable")
+        await bot.delete_webhook(drop_pending_updates=True)
         async with bots.polling(dp, bot):
             bots.server.say("new")
             await bots.until(lambda: bots.seen == ["new"])
@@ -456,6 +448,27 @@ def test_a_webhook_is_stored_before_it_is_answered(bots: Bots, background: bool)
             await runner.cleanup()
         assert bots.seen == [("hello", 1)]
         assert bots.waiting() == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("which", ["another bot", "bots by token"])
+def test_a_webhook_that_would_not_be_durable_is_refused_at_the_start(bots: Bots, which: str) -> None:
+    """It would be answered with 200 and lost."""
+
+    async def scenario() -> None:
+        dp = Dispatcher()
+        bot = made(bots, dp, "durable")
+        app = web.Application()
+        if which == "another bot":
+            SimpleRequestHandler(dp, bots.bot()).register(app, path="/hook")
+        else:
+            TokenBasedRequestHandler(dp).register(app, path="/hook/{bot_token}")
+        setup_application(app, dp, bot=bot)
+        runner = web.AppRunner(app)
+        with pytest.raises(SpecError, match="not durable"):
+            await runner.setup()
+        await runner.cleanup()
 
     asyncio.run(scenario())
 

@@ -141,7 +141,7 @@ def test_handlers_run_and_the_rest_is_confirmed(apps: Apps, concurrent: int) -> 
 
 @pytest.mark.parametrize(("concurrent", "together"), [(1, 1), (64, 4)])
 def test_concurrent_updates_keep_their_meaning(apps: Apps, concurrent: int, together: int) -> None:
-    """Without it one handler runs at a time; with it chats run together, and one chat stays in order."""
+    """Without it one handler runs at a time; with it chats run together, and with order="chat" each stays in order."""
 
     async def scenario() -> None:
         running, most = 0, 0
@@ -154,7 +154,7 @@ def test_concurrent_updates_keep_their_meaning(apps: Apps, concurrent: int, toge
             running -= 1
             apps.saw((update.effective_chat.id, text_of(update)))  # type: ignore[union-attr]
 
-        app = apps.app(apps.builder().concurrent_updates(concurrent))
+        app = apps.app(apps.builder().concurrent_updates(concurrent), order="chat")
         app.add_handler(MessageHandler(filters.TEXT, on_message))
         for number in range(16):
             apps.server.say(str(number), chat_id=number % 4 + 1)

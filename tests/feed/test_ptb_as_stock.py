@@ -2,22 +2,34 @@
 
 import asyncio
 import logging
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 pytest.importorskip("telegram.ext")
 
 from telegram import Update
 from telegram.error import TelegramError
-from telegram.ext import Application, ContextTypes, ConversationHandler, MessageHandler, filters
+from telegram.ext import (
+    Application,
+    CallbackQueryHandler,
+    ContextTypes,
+    ConversationHandler,
+    MessageHandler,
+    filters,
+)
 
 from everdeck.errors import FeedError, SpecError
 from everdeck.feed import dispatcher
 from everdeck.feed.ptb import Persistence, current_item, durable_application
-from everdeck.testing.telegram import TelegramServer
+from everdeck.testing.telegram import TelegramServer, text_update
 from feed.test_ptb import AT_ONCE, Apps
+from support.waiting import until
 
 KINDS = pytest.mark.parametrize("kind", ["stock", "durable"])
 
@@ -59,6 +71,182 @@ def test_a_poll_interval_does_not_slow_the_handling(apps: Apps, kind: str) -> No
                 await apps.until(lambda: len(apps.seen) == 20)
 
     asyncio.run(scenario())
+
+
+@KINDS
+def test_concurrent_updates_of_one_chat_run_together(apps: Apps, kind: str) -> None:
+    """An album arrives as one, and the button that cancels a job is heard while the job runs."""
+
+    async def scenario() -> None:
+        app, together, cancelled = (
+            made(apps, kind, apps.builder().concurrent_updates(8)),
+            asyncio.Barrier(5),
+            asyncio.Event(),
+        )
+
+        async def on_message(_update: Update, _context: ContextTypes.DEFAULT_TYPE) -> None:
+            async with asyncio.timeout(30):
+                await together.wait()
+                await cancelled.wait()
+            apps.saw("part")
+
+        async def on_button(_update: Update, _context: ContextTypes.DEFAULT_TYPE) -> None:
+            cancelled.set()
+
+        app.add_handler(MessageHandler(filters.TEXT, on_message))
+        app.add_handler(CallbackQueryHandler(on_button))
+        for number in range(5):
+            apps.server.say(str(number), chat_id=7)
+        async with apps.polling(app):
+            apps.server.press("cancel", chat_id=7)
+            await apps.until(lambda: apps.seen == ["part"] * 5)
+
+    asyncio.run(scenario())
+
+
+@KINDS
+def test_one_at_a_time_is_in_the_order_of_arrival(apps: Apps, kind: str) -> None:
+    """Also between the messages of a chat and its buttons."""
+
+    async def scenario() -> None:
+        app = made(apps, kind)
+
+        async def on_update(update: Update, _context: ContextTypes.DEFAULT_TYPE) -> None:
+            query = update.callback_query
+            apps.saw(query.data if query else update.effective_message.text)  # type: ignore[union-attr]
+
+        app.add_handler(MessageHandler(filters.TEXT, on_update))
+        app.add_handler(CallbackQueryHandler(on_update))
+        for text in ("one", "two", "three"):
+            apps.server.say(text, chat_id=7)
+        apps.server.press("go", chat_id=7)
+        async with apps.polling(app):
+            await apps.until(lambda: len(apps.seen) == 4)
+        assert apps.seen == ["one", "two", "three", "go"]
+
+    asyncio.run(scenario())
+
+
+@KINDS
+def test_dropping_what_is_pending_is_warned_about(apps: Apps, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It does what it does in the library, and the log says what that means."""
+
+    async def scenario() -> None:
+        app = made(apps, kind)
+
+        async def on_message(update: Update, _context: ContextTypes.DEFAULT_TYPE) -> None:
+            apps.saw(update.effective_message.text)  # type: ignore[union-attr]
+
+        app.add_handler(MessageHandler(filters.TEXT, on_message))
+        apps.server.say("old")
+        async with apps.polling(app, drop_pending_updates=True):
+            apps.server.say("new")
+            await apps.until(lambda: apps.seen == ["new"])
+
+    with caplog.at_level(logging.WARNING, logger="everdeck.feed"):
+        asyncio.run(scenario())
+    assert any("drop_pending_updates" in record.message for record in caplog.records) == (kind == "durable")
+
+
+@KINDS
+def test_the_first_poll_has_the_timeout(apps: Apps, kind: str) -> None:
+    """The one that was given to start_polling, not a default of ours."""
+
+    async def scenario() -> None:
+        async with apps.polling(made(apps, kind), timeout=3):
+            await asyncio.to_thread(apps.server.wait_for, lambda server: any(poll.timeout for poll in server.polls()))
+        assert next(poll.timeout for poll in apps.server.polls() if poll.timeout) == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_webhook_is_stored_before_it_is_answered(apps: Apps) -> None:
+    """When Telegram hears 200 the update is in the file; it comes once though Telegram brings it twice."""
+    pytest.importorskip("tornado", reason="run_webhook needs python-telegram-bot[webhooks]")
+
+    async def scenario() -> None:
+        app, go_on = made(apps, "durable"), asyncio.Event()
+
+        async def on_message(update: Update, _context: ContextTypes.DEFAULT_TYPE) -> None:
+            await go_on.wait()
+            item = current_item()
+            apps.saw((update.effective_message.text, item.attempt if item else None))  # type: ignore[union-attr]
+
+        app.add_handler(MessageHandler(filters.TEXT, on_message))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        update = text_update("hello") | {"update_id": 77}
+        async with app:
+            await app.updater.start_webhook(
+                "127.0.0.1", port, "hook", webhook_url="https://a.example", secret_token="s"
+            )
+            await app.start()
+            try:
+                async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                    assert (await client.post("/hook", json=update)).status_code == 403
+                    for _ in range(2):
+                        secret = {"X-Telegram-Bot-Api-Secret-Token": "s"}
+                        assert (await client.post("/hook", json=update, headers=secret)).status_code == 200
+                        assert apps.waiting() == 1
+                go_on.set()
+                await apps.until(lambda: bool(apps.seen))
+            finally:
+                await app.updater.stop()
+                await app.stop()
+        assert apps.seen == [("hello", 1)]
+        assert apps.waiting() == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_webhook_s_update_survives_kill_9(apps: Apps, tmp_path: Path) -> None:
+    """run_webhook, killed while the handler runs, handles in its next life what it has answered with 200."""
+    pytest.importorskip("tornado", reason="run_webhook needs python-telegram-bot[webhooks]")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = tmp_path / "bot.py"
+    program.write_text(
+        f"""
+import asyncio, sys
+from telegram.ext import Application, MessageHandler, filters
+from everdeck.feed.ptb import durable_application
+
+async def on_message(update, context):
+    print(update.effective_message.text, flush=True)
+    if sys.argv[1] == "first":
+        await asyncio.Event().wait()
+
+builder = Application.builder().token({apps.server.token!r}).base_url({apps.server.base_url!r})
+app = durable_application(builder, "bot.db")
+app.add_handler(MessageHandler(filters.TEXT, on_message))
+app.run_webhook(listen="127.0.0.1", port={port}, url_path="hook", webhook_url="https://a.example/hook")
+"""
+    )
+
+    def life(name: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen([sys.executable, str(program), name], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+
+    with life("first") as bot:
+        assert bot.stdout is not None
+        update = text_update("hello") | {"update_id": 77}
+        until(lambda: _posted(f"http://127.0.0.1:{port}/hook", update))
+        assert bot.stdout.readline() == "hello\n"
+        bot.kill()
+    with life("second") as bot:
+        assert bot.stdout is not None
+        assert bot.stdout.readline() == "hello\n"
+        bot.terminate()
+        assert bot.wait(60) == 0
+    assert apps.waiting() == 0
+
+
+def _posted(url: str, update: dict[str, Any]) -> bool:
+    try:
+        return httpx.post(url, json=update, timeout=30).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @KINDS

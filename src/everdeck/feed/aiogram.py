@@ -9,7 +9,8 @@ aiogram confirms an update to Telegram when it has begun to handle it, and drops
 * the first startup callback takes the poller's lock, the first shutdown callback waits for handlers *before* storages
   and sessions are closed;
 * ``dp.stop_polling`` finishes the update whose handler called it: delivered again, it would stop the bot again;
-* ``BaseRequestHandler.handle``, for dispatchers that are durable: aiogram answers 200 to a webhook before it has begun.
+* ``BaseRequestHandler.handle``, for dispatchers that are durable: aiogram answers 200 to a webhook before it has begun;
+  and its ``register``, to refuse at the start what would not be durable.
 
 Works with aiogram 3.13 and later (tested with 3.13.0 and 3.31.0).
 """
@@ -29,9 +30,9 @@ from aiogram.dispatcher.event.bases import UNHANDLED, CancelHandler, SkipHandler
 from aiogram.exceptions import TelegramBadRequest, TelegramConflictError, TelegramForbiddenError, TelegramNotFound
 from aiogram.fsm.state import State
 from aiogram.fsm.storage.base import BaseStorage, DefaultKeyBuilder, StateType, StorageKey
-from aiogram.methods import DeleteWebhook, GetUpdates, Response, TelegramMethod
+from aiogram.methods import DeleteWebhook, GetUpdates, Response, SetWebhook, TelegramMethod
 from aiogram.types import Update
-from aiogram.webhook.aiohttp_server import BaseRequestHandler
+from aiogram.webhook.aiohttp_server import BaseRequestHandler, TokenBasedRequestHandler
 from aiohttp import web
 from pydantic import TypeAdapter
 
@@ -171,14 +172,16 @@ class Durable:
     # --- the poll ---------------------------------------------------------------------------------------------
 
     async def _on_request(self, make_request: Any, bot: Bot, method: TelegramMethod[Any]) -> Any:
-        if bot is not self._bot or not self.polling.is_open:
+        if bot is not self._bot:
+            return await make_request(bot, method)
+        if isinstance(method, DeleteWebhook | SetWebhook) and method.drop_pending_updates:
+            log.warning("drop_pending_updates lets Telegram forget what came while the bot was down")
+        if not self.polling.is_open:
             return await make_request(bot, method)
         if type(method) is GetUpdates:
             self.polling.ask(Asked(method.timeout, method.allowed_updates))
             items = await self.polling.take(AT_ONCE, raise_trouble=True)
             return [update for item in items if (update := await self._parsed(item)) is not None]
-        if isinstance(method, DeleteWebhook) and method.drop_pending_updates:
-            log.warning("drop_pending_updates lets Telegram forget what came while the bot was down")
         if self.outbox is not None and self.outbox.takes(method):
             return await self.outbox.send(method)
         return await make_request(bot, method)
@@ -275,6 +278,8 @@ class Durable:
     async def _on_startup(self, **data: Any) -> None:
         polled = data.get("bots")
         if polled is None:  # setup_application(): a webhook
+            for one in _request_handlers.get(self._dp, ()):
+                _refuse_what_is_not_durable(one)
             await self._open_for_webhook()
             return
         for bot in polled:
@@ -308,6 +313,31 @@ class Durable:
 # --- webhooks -------------------------------------------------------------------------------------------------------
 
 _handle = BaseRequestHandler.handle
+_register = BaseRequestHandler.register
+_request_handlers: "WeakKeyDictionary[Dispatcher, list[BaseRequestHandler]]" = WeakKeyDictionary()
+
+
+def _register_noted(self: BaseRequestHandler, app: web.Application, /, path: str, **options: Any) -> None:
+    """As aiogram's own; the start looks at whose webhooks there are."""
+    _request_handlers.setdefault(self.dispatcher, []).append(self)
+    _register(self, app, path, **options)
+
+
+def _refuse_what_is_not_durable(handler: BaseRequestHandler) -> None:
+    if isinstance(handler, TokenBasedRequestHandler):
+        raise SpecError(
+            "handler",
+            "TokenBasedRequestHandler",
+            "a SimpleRequestHandler per durable bot: its bots are made when an update comes, so they are not durable",
+        )
+    bot = getattr(handler, "bot", None)
+    if isinstance(bot, Bot) and not any(one.is_of(bot) for one in _durables.get(handler.dispatcher, ())):
+        raise SpecError(
+            "bot",
+            f"the bot {bot.id}",
+            "the same Bot object in durable(dp, bot, path) and in SimpleRequestHandler(dp, bot): "
+            "this one has a webhook and is not durable",
+        )
 
 
 async def _handle_durably(self: BaseRequestHandler, request: web.Request) -> web.Response:
@@ -322,6 +352,7 @@ async def _handle_durably(self: BaseRequestHandler, request: web.Request) -> web
     return web.json_response({}, dumps=bot.session.json_dumps)
 
 
+BaseRequestHandler.register = _register_noted  # type: ignore[method-assign]
 BaseRequestHandler.handle = _handle_durably  # type: ignore[method-assign]
 BaseRequestHandler.__call__ = _handle_durably  # type: ignore[method-assign]
 

@@ -92,9 +92,12 @@ def user_of(update: dict[str, Any]) -> str | None:
     return chat_of(update)
 
 
-def key_of(update: dict[str, Any], order: Order) -> str | None:
-    """What this update waits behind: nothing, the others of its chat or person, or what the user's function says."""
-    if order == "none" or any(kind in update for kind in OUT_OF_LINE):
+def key_of(update: dict[str, Any], order: Order, *, one_at_a_time: bool = False) -> str | None:
+    """What this update waits behind: nothing, the others of its chat or person, or what the user's function says.
+
+    Where one runs at a time nothing is gained by going out of line, and a button would overtake earlier messages.
+    """
+    if order == "none" or (not one_at_a_time and any(kind in update for kind in OUT_OF_LINE)):
         return None
     if order == "chat":
         return chat_of(update)
@@ -146,11 +149,18 @@ class TelegramSource:
     """
 
     def __init__(
-        self, bot_id: int, get_updates: GetUpdates, is_conflict: Callable[[Exception], bool], order: Order = "none"
+        self,
+        bot_id: int,
+        get_updates: GetUpdates,
+        is_conflict: Callable[[Exception], bool],
+        order: Order = "none",
+        *,
+        one_at_a_time: bool = False,
     ) -> None:
         self.name = f"telegram:{bot_id}"
         self.asked = Asked()
         self.order: Order = order
+        self.one_at_a_time = one_at_a_time
         self.every = 0.0
         self.on_conflict: Callable[[Exception], Awaitable[None]] | None = None
         self.counting = False
@@ -193,7 +203,9 @@ class TelegramSource:
         update_id = update.get("update_id") if isinstance(update, dict) else None
         if type(update_id) is not int:
             raise SourceError(f"{self.name}: an update without an id: {str(update)[:200]}")
-        return Record(update_id, msgspec.json.encode(update), key_of(update, self.order))
+        return Record(
+            update_id, msgspec.json.encode(update), key_of(update, self.order, one_at_a_time=self.one_at_a_time)
+        )
 
     def _count(self, came: int) -> None:
         """The history ends with the first answer that is not full."""
@@ -249,6 +261,7 @@ class Polling:
         self._get_updates = get_updates
         self._is_conflict = is_conflict
         self._order: Order = order
+        self._one_at_a_time = one_at_a_time
         self._feed_options: dict[str, Any] = {
             "first_run": first_run,
             "policy": policy,
@@ -293,7 +306,9 @@ class Polling:
         lock = PollerLock(self.token)
         lock.acquire()
         try:
-            source = TelegramSource(self.bot_id, self._get_updates, self._is_conflict, self._order)
+            source = TelegramSource(
+                self.bot_id, self._get_updates, self._is_conflict, self._order, one_at_a_time=self._one_at_a_time
+            )
             source.on_conflict = self._report_conflict
             feed = Feed(source, inbox=self.inbox, **self._feed_options)
             feed.on_trouble = self._hear_trouble

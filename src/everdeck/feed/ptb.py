@@ -87,7 +87,7 @@ def durable_application(
     on_error: OnError = DEFAULT.on_error,
     handler_timeout: float | None = DEFAULT.handler_timeout,
     grace_seconds: float | None = None,
-    order: Order = "chat",
+    order: Order | None = None,
     delivery: Delivery = DEFAULT.delivery,
     persist_before_ack: bool = True,
     outbox: bool = False,
@@ -97,13 +97,13 @@ def durable_application(
     """Build the application so that it loses nothing, by polling or by webhook; instead of ``builder.build()``.
 
     ``path`` is the inbox (SQLite). ``first_run`` says what happens to updates that were waiting before the inbox
-    existed: ``"take"`` or ``"skip"`` them. ``concurrent_updates`` of the builder keeps its meaning; with it,
-    ``order="chat"``
-    or ``"user"`` runs the updates of one chat or person one after another, ``"none"`` lets them run together, and a
-    function of the raw update says what else must wait for each other. A handler that raises while the
-    application has no error handler of the user's is tried ``max_attempts`` times, with the waits of ``retry``, unless
-    ``retry_on`` or a 400 or 403 says that it is pointless; then the update is a dead letter. ``on_error="log"`` logs it
-    and goes on, as the library does. A stop waits for running handlers, as the library does, or ``grace_seconds``.
+    existed: ``"take"`` or ``"skip"`` them. ``concurrent_updates`` of the builder keeps its meaning: without it one
+    handler runs at a time, with it updates run together; then ``order="chat"`` or ``"user"`` runs those of one chat or
+    person one after another, and a function of the raw update says what else must wait for each other. A handler that
+    raises while the application has no error handler of the user's is tried ``max_attempts`` times, with the waits of
+    ``retry``, unless ``retry_on`` or a 400 or 403 says that it is pointless; then the update is a dead letter.
+    ``on_error="log"`` logs it and goes on, as the library does. A stop waits for running handlers, as the library does,
+    or ``grace_seconds``.
 
     With ``persist_before_ack`` the persistence is written before an update is finished instead of every 60 seconds, so
     a conversation is never behind its updates; ``builder.persistence(Persistence())`` writes it in the same commit.
@@ -144,7 +144,8 @@ def durable_application(
         path=path,
         first_run=first_run,
         policy=policy,
-        order=order,
+        # One at a time: an update that waits for a retry holds back its own chat, and no other.
+        order=order if order is not None else "chat" if at_once == 1 else "none",
         keep_days=keep_days,
         on_event=on_event,
         one_at_a_time=at_once == 1,
