@@ -5,29 +5,34 @@ import contextlib
 import hashlib
 import hmac
 import json
-import os
 import re
-import signal
 import time
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
 import httpx
 import pytest
 
-from everdeck import AsyncDeck, MessageError, Restart, Satellite, SpecError, WorkerSpec
+from everdeck import AsyncDeck, EverdeckError, MessageError, Restart, Satellite, SpecError, WorkerSpec
 from everdeck.crashpoints import CRASH_AT_ENV
 from everdeck.feed.records import Position
 from everdeck.model import EventKind
 from everdeck.satellites import CronOptions
 from everdeck.satellites import webhook as webhook_module
 from everdeck.satellites.base import Context
+from everdeck.satellites.bridge import feed_status
 from everdeck.satellites.cron import Cron
 from everdeck.satellites.targets import signature
 from everdeck.satellites.webhook import refusal
+from everdeck.testing.satellites import NAME, Victim, kill_trial
+from support.sat_clock import FastClock, needs_gcc
+from support.sat_trial import patience, size, tell
 from support.sat_waiting import until, until_async
 
 Run = Callable[[Callable[[], Awaitable[Any]]], Any]
@@ -197,34 +202,104 @@ def test_a_listener_killed_at_any_point_loses_nothing_that_it_answered(state: Pa
     run(scenario)
 
 
-def test_a_listener_killed_at_random_loses_nothing_that_it_answered(state: Path, run: Run) -> None:
-    """Five kills -9 while sixty requests come."""
+class _Sender:
+    """The kill suite's view of a listener: a sender that comes again until it hears 200, eight requests at a time."""
 
-    async def scenario() -> None:
-        async with AsyncDeck(state) as deck, httpx.AsyncClient() as client:
-            await deck.start("hook", hook(state))
-            url = await _url(deck)
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._pool = ThreadPoolExecutor(8)
+        self._asked: list[Future[None]] = []
+        self._url = ""
 
-            async def kill() -> None:
-                for _ in range(5):
-                    await asyncio.sleep(0.2)
-                    pid = (await deck.status("hook")).pid
-                    with contextlib.suppress(ProcessLookupError):
-                        if pid is not None:
-                            os.kill(pid, signal.SIGKILL)
+    def spec(self) -> WorkerSpec:
+        return Satellite.webhook("/hook")
 
-            killing = asyncio.ensure_future(kill())
-            for number in range(60):
-                await _post(client, url, f"n-{number}")
-            await killing
-            seen = set()
-            async with deck.messages("hook") as messages:
-                while len(seen) < 60:
-                    async with await anext(messages) as message:
-                        assert message.id not in seen
-                        seen.add(message.id)
+    def deliver(self, text: str, conversation: int) -> None:
+        del conversation
+        self._asked.append(self._pool.submit(self._post, text))
+        self._asked[max(0, len(self._asked) - 8)].result(120)
 
-    run(scenario)
+    def received(self) -> list[str]:
+        return []
+
+    def _post(self, text: str) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            with contextlib.suppress(HTTPException, EverdeckError, OSError):
+                if not self._url:  # the port is the worker's own at every start
+                    self._url = feed_status(self._state / "workers" / NAME / "data" / "feed.db", NAME).account or ""
+                connection = HTTPConnection(urlsplit(self._url).netloc, timeout=20)
+                with contextlib.closing(connection):
+                    connection.request("POST", "/hook", text, {"webhook-id": text})
+                    if connection.getresponse().status == 200:
+                        return
+            time.sleep(0.02)
+        raise TimeoutError(text)
+
+
+@pytest.mark.parametrize("who", ["satellite", "host", "owner"])
+@patience(300)
+def test_kill_trial_of_a_listener(state: Path, who: Victim) -> None:
+    """Nothing that was answered with 200 is lost, and a delivery that came again is one message."""
+    messages, kills, deadline = size(40, 3)
+    trial = kill_trial(
+        _Sender(state), state, who=who, messages=messages, kills=kills, replies=False, deadline_seconds=deadline
+    )
+    tell("webhook", who, trial)
+
+    assert trial.kills == kills
+    assert trial.lost == []
+    assert trial.handled_again <= (kills if who == "host" else 0)
+
+
+class _Clock:
+    """The kill suite's view of cron: a clock on which a minute lasts a fifth of a second."""
+
+    def __init__(self, state: Path) -> None:
+        self._clock = FastClock(state, rate=300.0)
+        self._handled = state / "answered"
+        self._last: datetime | None = None
+
+    def spec(self) -> WorkerSpec:
+        return Satellite.cron("* * * * *", missed="all", env=self._clock.env)
+
+    def deliver(self, text: str, conversation: int) -> str:
+        """Wait for the next minute: its tick is the message."""
+        del text, conversation
+        if self._last is None:
+            _wait_for(lambda: self._handled.exists() and "\n" in self._handled.read_text())
+            first = self._handled.read_text().partition("\n")[0]
+            self._last = datetime.fromisoformat(first)
+            return first
+        self._last += timedelta(minutes=1)
+        _wait_for(lambda: self._clock.now() >= self._last.timestamp())  # type: ignore[union-attr]
+        return self._last.isoformat()
+
+    def received(self) -> list[str]:
+        return []
+
+
+def _wait_for(fact: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not fact():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@needs_gcc
+@pytest.mark.parametrize("who", ["satellite", "host", "owner"])
+@patience(300)
+def test_kill_trial_of_a_clock(state: Path, who: Victim) -> None:
+    """Every minute has its tick, though whoever counts, whoever reads or whoever owns is killed."""
+    messages, kills, deadline = size(10, 2)
+    trial = kill_trial(
+        _Clock(state), state, who=who, messages=messages, kills=kills, replies=False, deadline_seconds=deadline
+    )
+    tell("cron", who, trial)
+
+    assert trial.kills == kills
+    assert trial.lost == []
+    assert trial.handled_again <= (kills if who == "host" else 0)
 
 
 @pytest.mark.parametrize("preset", ["github", "stripe", "slack", "telegram", None])

@@ -7,7 +7,6 @@ import hashlib
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from email.message import EmailMessage
 from pathlib import Path
@@ -25,9 +24,10 @@ from everdeck.satellites import mailing as mailing_module
 from everdeck.satellites.bridge import send
 from everdeck.testing.satellites import NAME, Victim, kill_trial
 from support.sat_mail import Dovecot, Smtpd, SmtpFaults, a_mail, flaky, needs_dovecot, needs_smtpd
+from support.sat_trial import patience, size, tell
 from support.sat_waiting import until, until_async
 
-pytestmark = [needs_dovecot, needs_smtpd, pytest.mark.timeout(300)]
+pytestmark = [needs_dovecot, needs_smtpd, patience(300)]
 
 Run = Callable[[Callable[[], Awaitable[Any]]], Any]
 AGAIN = Restart("always", max_crashes=1000, backoff_seconds=0.05, backoff_cap_seconds=0.2)
@@ -470,9 +470,12 @@ class _MailOutside:
 @pytest.mark.parametrize("who", ["satellite", "host", "owner"])
 def test_kill_trial_of_a_mailbox(state: Path, imap: Dovecot, smtp: Smtpd, who: Victim) -> None:
     """Each of the three killed twice while twenty mails arrive: none lost, at most one answer per kill repeated."""
-    trial = kill_trial(_MailOutside(imap, smtp), state, who=who, messages=20, kills=2)
+    messages, kills, deadline = size(20, 2)
+    outside = _MailOutside(imap, smtp)
+    trial = kill_trial(outside, state, who=who, messages=messages, kills=kills, deadline_seconds=deadline)
+    tell("gmail", who, trial)
 
-    assert trial.kills == 2
+    assert trial.kills == kills
     assert trial.lost == []
     assert trial.duplicates <= trial.kills
 
@@ -502,11 +505,14 @@ class _OutboxOutside:
 @pytest.mark.parametrize("who", ["satellite", "owner"])
 def test_kill_trial_of_an_outbox(state: Path, smtp: Smtpd, who: Victim) -> None:
     """What was promised arrives."""
-    trial = kill_trial(_OutboxOutside(smtp, state), state, who=who, messages=30, kills=3)
+    messages, kills, deadline = size(30, 3)
+    outside = _OutboxOutside(smtp, state)
+    trial = kill_trial(outside, state, who=who, messages=messages, kills=kills, deadline_seconds=deadline)
+    tell("smtp", who, trial)
 
     assert trial.lost == []
     assert trial.duplicates <= trial.kills
-    assert Counter(trial.delivered).total() == 30
+    assert len(trial.delivered) == messages
 
 
 def _with_attachment(text: str, content: bytes, name: str = "data.bin") -> bytes:

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import os
 import re
-import signal
 import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -18,8 +16,9 @@ from everdeck.crashpoints import CRASH_AT_ENV
 from everdeck.model import EventKind
 from everdeck.satellites import process as process_module
 from everdeck.satellites import targets as targets_module
-from everdeck.testing.satellites import Victim, kill_trial
+from everdeck.testing.satellites import NAME, Victim, kill_trial
 from everdeck.testing.telegram import TelegramServer
+from support.sat_trial import patience, size, tell
 from support.sat_waiting import until, until_async
 
 Run = Callable[[Callable[[], Awaitable[Any]]], Any]
@@ -220,27 +219,38 @@ def test_killed_at_any_point_nothing_is_lost(state: Path, bot: TelegramServer, r
     assert repeated <= (1 if point == "satellite.outbox.sent" else 0)
 
 
-def test_a_transaction_books_exactly_once_though_the_satellite_is_killed(
-    state: Path, bot: TelegramServer, run: Run
+@patience(300)
+@pytest.mark.parametrize("who", ["satellite", "owner"])
+def test_a_transaction_books_exactly_once_though_somebody_is_killed(
+    state: Path, bot: TelegramServer, who: Victim
 ) -> None:
-    """Ten kills while sixty messages arrive: each is booked once."""
+    """``to=`` a function that writes in ``message.transaction()``: each message is booked once, whoever dies."""
+    messages, kills, deadline = size(40, 3)
+    outside = _Booked(bot, state)
+    trial = kill_trial(outside, state, who=who, messages=messages, kills=kills, deadline_seconds=deadline)
+    tell("telegram to a function", who, trial)
 
-    async def scenario() -> None:
-        async with AsyncDeck(state) as deck:
-            await deck.start("bob", spec_of(bot, to="sat_functions:book", env={"PYTHONPATH": str(SUPPORT)}))
-            for number in range(60):
-                bot.say(f"{number}", chat_id=number + 1)
-                if number % 6 == 5:
-                    status = await deck.status("bob")
-                    if status.pid is not None:
-                        await asyncio.to_thread(_kill, status.pid)
-            await until(lambda: _booked(state) >= 60, "all were booked")
+    assert trial.kills == kills
+    assert Counter(outside.received()) == Counter(f"re: {text}" for text in trial.delivered)
 
-    run(scenario)
-    with sqlite3.connect(state / "workers/bob/data/feed.db") as db:
-        texts = [text for (text,) in db.execute("SELECT text FROM booked")]
-    db.close()
-    assert Counter(texts) == Counter(str(number) for number in range(60))
+
+class _Booked:
+    """The kill suite's view of a function that books what it gets."""
+
+    def __init__(self, bot: TelegramServer, state: Path) -> None:
+        self._bot = bot
+        self._file = state / "workers" / NAME / "data" / "feed.db"
+
+    def spec(self) -> WorkerSpec:
+        return spec_of(self._bot, to="sat_functions:book", env={"PYTHONPATH": str(SUPPORT)})
+
+    def deliver(self, text: str, conversation: int) -> None:
+        self._bot.say(text, chat_id=conversation + 1)
+
+    def received(self) -> list[str]:
+        with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(sqlite3.connect(self._file)) as db:
+            return [f"re: {text}" for (text,) in db.execute("SELECT text FROM booked ORDER BY rowid")]
+        return []
 
 
 class _Outside:
@@ -259,12 +269,18 @@ class _Outside:
         return answers(self._bot)
 
 
+@patience(300)
 @pytest.mark.parametrize("who", ["satellite", "host", "owner"])
 def test_kill_trial(state: Path, bot: TelegramServer, who: Victim) -> None:
     """Each of the three killed three times while forty messages arrive; larger by EVERDECK_TRIAL."""
-    trial = kill_trial(_Outside(bot), state, who=who, messages=40, kills=3, conversations=20)
+    messages, kills, deadline = size(40, 3)
+    outside = _Outside(bot)
+    trial = kill_trial(
+        outside, state, who=who, messages=messages, kills=kills, conversations=20, deadline_seconds=deadline
+    )
+    tell("telegram", who, trial)
 
-    assert trial.kills == 3
+    assert trial.kills == kills
     assert trial.lost == []
     assert trial.disorder == []
     assert trial.duplicates <= trial.kills
@@ -299,19 +315,3 @@ async def _told(deck: AsyncDeck, what: str) -> bool:
 
 async def _killed(deck: AsyncDeck, name: str) -> bool:
     return any(event.kind is EventKind.CRASHED for event in await deck.events(worker=name))
-
-
-def _booked(state: Path) -> int:
-    try:
-        with sqlite3.connect(state / "workers/bob/data/feed.db") as db:
-            (count,) = db.execute("SELECT count(*) FROM booked").fetchone()
-    except sqlite3.OperationalError:
-        return 0
-    finally:
-        db.close()
-    return int(count)
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

@@ -14,6 +14,7 @@ import pytest
 from everdeck import Satellite, SpecError, WorkerSpec, satellites
 from everdeck.testing.satellites import Victim, kill_trial
 from support.repo_examples import ROOT
+from support.sat_trial import patience, size, tell
 from support.sat_xmpp import Prosody, needs_prosody
 
 slixmpp = pytest.importorskip("slixmpp")
@@ -21,7 +22,7 @@ EXAMPLE = ROOT / "examples" / "satellite-xmpp"
 
 pytestmark = [
     needs_prosody,
-    pytest.mark.timeout(180),
+    patience(180),
     # The library's own timers outlive its client; they concern nobody.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -139,10 +140,14 @@ def test_a_kind_of_another_package_is_known_by_its_entry_point(installed: Path) 
 @pytest.mark.parametrize("who", ["satellite", "host", "owner"])
 def test_the_kill_suite_holds_for_it(state: Path, installed: Path, who: Victim) -> None:
     """Two methods, and nothing is lost when anybody is killed."""
+    messages, kills, deadline = size(30, 3)
     with Prosody() as server, People(server, installed) as people:
-        trial = kill_trial(people, state, who=who, messages=30, kills=3, conversations=2)
+        trial = kill_trial(
+            people, state, who=who, messages=messages, kills=kills, conversations=2, deadline_seconds=deadline
+        )
+    tell("xmpp", who, trial)
 
-    assert trial.kills == 3
+    assert trial.kills == kills
     assert trial.lost == []
     assert trial.disorder == []
     assert trial.duplicates <= trial.kills

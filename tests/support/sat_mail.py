@@ -1,8 +1,11 @@
 """Dovecot and OpenSMTPD on loopback, for one test: own directories, own ports, an ordinary account, no lasting trace.
 
 Dovecot serves IMAP for the users of a passwd-file, each with a Maildir below the test's directory; mails are delivered
-by writing into the Maildir, as an LDA does. OpenSMTPD takes mails by SMTP and hands each to a program that keeps it in
-a file. Both run in the foreground as children of the test.
+by writing into the Maildir, as an LDA does. With ``tls`` it has a certificate; with ``tokens`` it takes XOAUTH2 and
+asks there whether a token is good; with ``relay`` it takes mails by SMTP too (submission), with the same accounts, and
+hands them to that port. OpenSMTPD takes mails by SMTP and hands each to a program that keeps it in a file. It insists
+on being root, so it is root in a user namespace of the ordinary account, and nobody outside; its own TLS does not work
+with Debian's OpenSSL 3 (the key is in another process of it). Both run in the foreground as children of the test.
 """
 
 import contextlib
@@ -10,6 +13,7 @@ import os
 import pwd
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -24,6 +28,10 @@ from typing import Any, Self
 import pytest
 
 ACCOUNT = "nobody"
+# Whoever is root in a user namespace has the rights of it from the next exec on.
+_NAMESPACES = ("unshare", "--user", "--mount", "--propagation", "private")
+INNER = 300_000  # where the accounts of a user namespace lie outside
+SUBMISSION = Path("/usr/lib/dovecot/submission")
 DOVECOT = shutil.which("dovecot") or "/usr/sbin/dovecot"
 SMTPD = shutil.which("smtpd") or "/usr/sbin/smtpd"
 needs_dovecot = pytest.mark.skipif(
@@ -32,6 +40,15 @@ needs_dovecot = pytest.mark.skipif(
 needs_smtpd = pytest.mark.skipif(
     not (Path(SMTPD).exists() and os.geteuid() == 0), reason="needs root and OpenSMTPD (make setup installs it)"
 )
+
+
+def certificate(place: Path) -> tuple[Path, Path]:
+    """A certificate of localhost that signs itself, and its key."""
+    cert, key = place / "cert.pem", place / "key.pem"
+    names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+    words = f"req -x509 -newkey rsa:2048 -nodes -days 2 -addext {names} -subj /CN=localhost"
+    subprocess.run(["openssl", *words.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return cert, key
 
 
 def free_port() -> int:
@@ -58,10 +75,16 @@ class Dovecot:
 
     user = "bob@example.org"
 
-    def __init__(self) -> None:
+    def __init__(self, *, tls: bool = False, tokens: str | None = None, relay: int | None = None) -> None:
         self.password = secrets.token_hex(8)
         self.port = free_port()
+        self.tls_port = free_port()
+        self.submission_port = free_port()
+        self.submissions_port = free_port()
         self.home = Path(tempfile.mkdtemp(prefix="everdeck-imap-"))
+        self._tls = tls
+        self._tokens = tokens
+        self._relay = relay
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -77,6 +100,13 @@ class Dovecot:
         (self.home / "passwd").write_text(f"{self.user}:{{PLAIN}}{self.password}::::::\n")
         (self.home / "dovecot.conf").write_text(self._config())
         (self.home / "dovecot.log").touch()
+        if self._tls:
+            certificate(self.home)
+        if self._tokens is not None:
+            (self.home / "oauth2.conf").write_text(
+                f"introspection_mode = post\nintrospection_url = {self._tokens}\n"
+                "username_attribute = email\nactive_attribute = active\nactive_value = true\n"
+            )
         for path in (self.home, *self.home.rglob("*")):
             os.chown(path, account.pw_uid, account.pw_gid)
         self.start()
@@ -100,7 +130,7 @@ class Dovecot:
     def stop(self) -> None:
         """End it with every connection; the mails stay."""
         if self._process is not None:
-            self._process.terminate()
+            os.killpg(self._process.pid, signal.SIGTERM)  # the master alone leaves sessions behind that go on
             try:
                 self._process.wait(20)
             except subprocess.TimeoutExpired:
@@ -125,6 +155,11 @@ class Dovecot:
         account = pwd.getpwnam(ACCOUNT)
         os.chown(file, account.pw_uid, account.pw_gid)
         file.rename(self.maildir / "new" / name)
+
+    @property
+    def cert(self) -> Path:
+        """The certificate, for SSL_CERT_FILE."""
+        return self.home / "cert.pem"
 
     def mails(self, folder: str = "") -> list[Path]:
         """The files of a folder, flags in their names."""
@@ -152,6 +187,30 @@ class Dovecot:
     def _config(self) -> str:
         account = pwd.getpwnam(ACCOUNT)
         group = "nogroup"
+        oauth = f"""
+passdb {{
+  driver = oauth2
+  mechanisms = xoauth2
+  args = {self.home}/oauth2.conf
+}}
+"""
+        submission = f"""
+protocols = imap submission
+hostname = localhost
+submission_relay_host = 127.0.0.1
+submission_relay_port = {self._relay}
+service submission-login {{
+  chroot =
+  inet_listener submission {{
+    port = {self.submission_port}
+  }}
+  inet_listener submissions {{
+    port = {self.submissions_port if self._tls else 0}
+    ssl = yes
+  }}
+}}
+"""
+        tls = f"ssl = yes\nssl_cert = <{self.home}/cert.pem\nssl_key = <{self.home}/key.pem"
         return f"""
 protocols = imap
 listen = 127.0.0.1
@@ -163,9 +222,9 @@ default_internal_group = {group}
 default_login_user = {ACCOUNT}
 first_valid_uid = 1
 disable_plaintext_auth = no
-ssl = no
+{tls if self._tls else "ssl = no"}
 mail_location = maildir:{self.home}/mail/%u
-auth_mechanisms = plain login
+auth_mechanisms = plain login{" xoauth2" if self._tokens else ""}
 auth_failure_delay = 0
 mail_max_userip_connections = 50
 service anvil {{
@@ -177,12 +236,15 @@ service imap-login {{
     port = {self.port}
   }}
   inet_listener imaps {{
-    port = 0
+    port = {self.tls_port if self._tls else 0}
+    ssl = yes
   }}
 }}
 service stats {{
   chroot =
 }}
+{submission if self._relay else ""}
+{oauth if self._tokens else ""}
 passdb {{
   driver = passwd-file
   args = {self.home}/passwd
@@ -204,9 +266,7 @@ class Smtpd:
 
     def __enter__(self) -> Self:
         self.home.chmod(0o755)
-        account = pwd.getpwnam(ACCOUNT)
         (self.home / "in").mkdir()
-        os.chown(self.home / "in", account.pw_uid, account.pw_gid)
         keep = self.home / "keep"
         place = self.home / "in"
         keep.write_text(f"#!/bin/sh\nname=$(date +%s%N)-$$\ncat > {place}/.$name && mv {place}/.$name {place}/$name\n")
@@ -221,6 +281,10 @@ class Smtpd:
         for name in ("spool", "run"):
             (self.home / name).mkdir()
             (self.home / name).chmod(0o711)
+        account = pwd.getpwnam(ACCOUNT)
+        for path in self.home.iterdir():
+            os.chown(path, account.pw_uid, account.pw_gid)
+        os.chown(place, INNER + account.pw_uid, INNER + account.pw_gid)
         self.start()
         return self
 
@@ -229,14 +293,38 @@ class Smtpd:
         mounts = f"mount --bind {self.home}/spool /var/spool/smtpd && mount --bind {self.home}/run /run"
         run = f"{mounts} && exec {SMTPD} -d -f {self.home}/smtpd.conf"
         Path("/var/spool/smtpd").mkdir(mode=0o711, exist_ok=True)
+        account = pwd.getpwnam(ACCOUNT)
         with (self.home / "smtpd.log").open("ab") as log:
             self._process = subprocess.Popen(
-                ["unshare", "--mount", "--propagation", "private", "sh", "-c", run],
+                [*_NAMESPACES, "sh", "-c", 'read _ && exec sh -c "$0" </dev/null', run],
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
+                user=account.pw_uid,
+                group=account.pw_gid,
+                extra_groups=[],
                 start_new_session=True,
             )
+        self._map(self._process)
         answers(self.port, self._process, self.home / "smtpd.log")
+
+    def _map(self, process: "subprocess.Popen[bytes]") -> None:
+        """Who is who in the namespace: its root is our account, and the server's own accounts are nobody's here."""
+        place = Path(f"/proc/{process.pid}")
+        ours = (place.parent / "self/ns/user").readlink()
+        deadline = time.monotonic() + 30
+        while process.poll() is None and (place / "ns/user").readlink() == ours:
+            assert time.monotonic() < deadline, "no user namespace"
+            time.sleep(0.005)
+        accounts = [pwd.getpwnam(name) for name in ("opensmtpd", "opensmtpq", ACCOUNT)]
+        root = accounts[-1]
+        uids = {0: root.pw_uid} | {one.pw_uid: INNER + one.pw_uid for one in accounts}
+        gids = {0: root.pw_gid} | {one.pw_gid: INNER + one.pw_gid for one in accounts}
+        for name, numbers in (("uid_map", uids), ("gid_map", gids)):
+            (place / name).write_text("".join(f"{inside} {outside} 1\n" for inside, outside in numbers.items()))
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.close()
 
     def stop(self) -> None:
         """End it."""

@@ -3,7 +3,8 @@
 The position is UIDVALIDITY and the next UID of the folder: flags and UNSEEN are people's. IDLE is a hint that something
 came; a look every few minutes stands behind it, and it is renewed long before the 29 minutes of RFC 2177. When
 UIDVALIDITY changes, everything is looked at again and what is known is left out: by Gmail's own X-GM-MSGID where there
-is one (labels make copies), else by Message-ID.
+is one, else by Message-ID. A mail that Gmail puts into the folder again (a label that is taken off and put on gives it
+a new UID) is the same mail, and is left out at any time.
 
 A mail is fetched in parts into ``data/mail`` and only then stored, so its size does not matter. IMAP runs in threads of
 its own (``imap-tools``); being told to leave hangs up at once. A second connection marks or moves what is done.
@@ -49,6 +50,7 @@ BATCH_MAILS: Final = 20
 BATCH_BYTES: Final = 20_000_000
 KEEP_DAYS: Final = 30
 MAIL: Final = "mail"
+GOOGLES: Final = "gm:"
 _TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS everdeck_mail (key TEXT PRIMARY KEY, uid TEXT NOT NULL) STRICT",
     "CREATE TABLE IF NOT EXISTS everdeck_replied (address TEXT NOT NULL, at REAL NOT NULL) STRICT",
@@ -166,6 +168,8 @@ class Gmail(Kind[GmailOptions]):
             if self._smtp_error != str(err):
                 self.context.tell("smtp-failing", error=str(err))
             self._smtp_error = str(err)
+            if err.refused and self._token is not None:
+                self._token.forget()
             raise
         self._smtp_error = ""
         tell_refused(self.context.tell, refused)
@@ -251,8 +255,14 @@ class Mailbox:
         except imaplib.IMAP4.abort:
             raise
         except imaplib.IMAP4.error as err:
-            what = "token" if self._token is not None else "password"
+            what = "password"
+            if self._token is not None:
+                what = "token"
+                self._token.forget()
             raise MailboxError(f"the server refuses the {what} of {options.user}: {_said(err)}", refused=True) from None
+        # A server may offer more to those it knows (IDLE, X-GM-EXT-1), and imaplib asks only before the login.
+        _, told = _checked(box.client.capability())
+        box.client.capabilities = tuple(_text(told[-1:]).upper().split())
         try:
             box.folder.set(options.folder)
         except MailboxFolderSelectError as err:
@@ -309,7 +319,7 @@ def _news(
         last = uid
         if mail is None:  # expunged meanwhile
             continue
-        if again and mail.key is not None and mail.key in known:
+        if mail.key in known and (again or str(mail.key).startswith(GOOGLES)):
             left_out += 1
             continue
         total += mail.size
@@ -357,6 +367,8 @@ def _wait(box: BaseMailBox) -> None:
         answers = box.idle.wait(timeout=IDLE_SECONDS)
         if any(b"BYE" in answer for answer in answers):
             raise MailboxError("the server says goodbye")
+        if answers:
+            return  # this session has been told: a question less on the way of a new mail
     else:
         time.sleep(POLL_SECONDS)  # noqa: TID251 - in a thread, and the server has no way to tell
     box.client.noop()
@@ -380,7 +392,7 @@ def _sizes(box: BaseMailBox, uids: Sequence[int]) -> dict[int, Facts]:
             continue
         gm = re.search(r"\bX-GM-MSGID (\d+)", head)
         own = re.search(rb"(?im)^message-id:\s*(<[^<>\s]+>)", item[1])
-        key = f"gm:{gm[1]}" if gm else own[1].decode("ascii", "replace") if own else None
+        key = f"{GOOGLES}{gm[1]}" if gm else own[1].decode("ascii", "replace") if own else None
         found[int(uid[1])] = Facts(int(size[1]), key, _internal_date(head))
     return found
 

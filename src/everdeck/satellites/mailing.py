@@ -208,12 +208,13 @@ class SmtpSender:
         except aiosmtplib.SMTPAuthenticationError as err:
             client.close()
             said = f"{err.code} {err.message}"
-            raise SmtpError(f"{self.where} refuses the password of {self._user}: {said}", refused=True) from None
-        except ssl.SSLCertVerificationError as err:
-            client.close()
-            raise SmtpError(f"the certificate of {self.where} is not trusted: {err.verify_message}") from None
+            what = "password" if self._token is None else "token"
+            raise SmtpError(f"{self.where} refuses the {what} of {self._user}: {said}", refused=True) from None
         except (aiosmtplib.SMTPException, OSError, TimeoutError) as err:
             client.close()
+            if (distrust := _distrust(err)) is not None:
+                words = f"the certificate of {self.where} is not trusted: {distrust.verify_message}"
+                raise SmtpError(words) from None
             raise SmtpError(f"{self.where} cannot be reached: {type(err).__name__}: {err}") from None
         return client
 
@@ -234,6 +235,13 @@ def tell_refused(tell: Callable[..., None], refused: dict[str, tuple[int, str]])
     """Some recipients were refused while others were not: the mail is out, so a person has to hear of them."""
     for address, (code, words) in refused.items():
         tell("recipient-refused", address=address, error=f"{code} {words}")
+
+
+def _distrust(err: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """The refused certificate behind an error of the library."""
+    while err is not None and not isinstance(err, ssl.SSLCertVerificationError):
+        err = err.__cause__ or err.__context__
+    return err
 
 
 def _judged(code: int, text: str) -> Exception:

@@ -7,7 +7,8 @@ moments while messages arrive. Afterwards every message must have been answered;
     trial = kill_trial(outside, state, who="satellite", messages=500, kills=20)
     assert trial.lost == []
 
-The host is a process of its own that reads as a member of the deck does. Also a program: that is what it runs.
+For a kind that cannot answer (``replies=False``) what the host has handled counts instead. The host is a process of its
+own that reads as a member of the deck does. Also a program: that is what it runs.
 """
 
 import argparse
@@ -51,8 +52,8 @@ class Outside(Protocol):
     def spec(self) -> WorkerSpec:
         """The satellite that joins it."""
 
-    def deliver(self, text: str, conversation: int) -> None:
-        """Somebody writes this text in that conversation."""
+    def deliver(self, text: str, conversation: int) -> str | None:
+        """Somebody writes this text in that conversation; returns what it says if the text is not ours to choose."""
 
     def received(self) -> list[str]:
         """The texts that were sent back, in the order they came."""
@@ -88,6 +89,7 @@ def kill_trial(
     kills: int = 20,
     conversations: int = 7,
     seed: int = 1,
+    replies: bool = True,
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> Trial:
     """Deliver messages while one of the three is killed again and again; then wait until all are answered."""
@@ -100,36 +102,40 @@ def kill_trial(
     (state / "spec.json").write_bytes(msgspec.json.encode(spec))
     answered = state / "answered"
     answered.touch()
+    received = outside.received if replies else lambda: [f"re: {text}" for text in _lines(answered)]
     texts = [f"{number % conversations}/{number}" for number in range(messages)]
-    with _running("own", state) as owner, _running("read", state) as host:
-        first = texts[0]
-        outside.deliver(first, 0)
-        _wait(lambda: f"re: {first}" in outside.received(), "the first answer", deadline_seconds)
+    with _running("own", state) as owner, _running("read" if replies else "note", state) as host:
+        texts[0] = outside.deliver(texts[0], 0) or texts[0]
+        _wait(lambda: f"re: {texts[0]}" in received(), "the first answer", deadline_seconds)
         moments = sorted(chance.sample(range(1, messages), min(kills, messages - 1)))
         done = 0
-        for number, text in enumerate(texts[1:], 1):
-            outside.deliver(text, number % conversations)
+        for number in range(1, messages):
+            texts[number] = outside.deliver(texts[number], number % conversations) or texts[number]
             if moments and number == moments[0]:
                 moments.pop(0)
                 time.sleep(chance.random() * 0.2)  # noqa: TID251 - at a random moment is the point
                 done += _kill(who, state, owner, host)
         _wait(
-            lambda: len(set(outside.received())) >= messages or not (owner.alive() and host.alive()),
+            lambda: len(set(received())) >= messages or not (owner.alive() and host.alive()),
             f"{messages} answers",
             deadline_seconds,
         )
-    seen = outside.received()
+    seen = received()
     counts = Counter(seen)
     trial = Trial(texts, done, seconds=time.monotonic() - began)
     trial.lost = [text for text in texts if f"re: {text}" not in counts]
     trial.twice = Counter({text: count - 1 for text, count in counts.items() if count > 1})
-    handled = answered.read_text().split("\n")[:-1]
+    handled = _lines(answered)
     trial.handled_again = len(handled) - len(set(handled))
     for conversation in range(conversations):
         of_one = list(dict.fromkeys(text for text in seen if text.startswith(f"re: {conversation}/")))
         if of_one != sorted(of_one, key=lambda text: int(text.rpartition("/")[2])):
             trial.disorder.append(str(conversation))
     return trial
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().split("\n")[:-1]
 
 
 # --- the processes ----------------------------------------------------------------------------------------------
@@ -219,7 +225,7 @@ async def _own(state: Path) -> None:
         await asyncio.get_running_loop().create_future()
 
 
-async def _read(state: Path) -> None:
+async def _read(state: Path, *, replies: bool = True) -> None:
     from everdeck.satellites.bridge import Reader  # noqa: PLC0415 - only this process needs it
 
     data = StateDir(state).worker(NAME).data
@@ -233,16 +239,20 @@ async def _read(state: Path) -> None:
                 message = await reader.get()
                 async with message:
                     os.write(answered, f"{message.text.strip()}\n".encode())
-                    await message.reply(f"re: {message.text.strip()}")
+                    if replies:
+                        await message.reply(f"re: {message.text.strip()}")
 
 
 def main() -> None:
-    """``python -m everdeck.testing.satellites own|read STATE``: the suite's own processes."""
+    """``python -m everdeck.testing.satellites own|read|note STATE``: the suite's own processes."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("role", choices=("own", "read"))
+    parser.add_argument("role", choices=("own", "read", "note"))
     parser.add_argument("state", type=Path)
     options = parser.parse_args()
-    asyncio.run((_own if options.role == "own" else _read)(options.state))
+    if options.role == "own":
+        asyncio.run(_own(options.state))
+    else:
+        asyncio.run(_read(options.state, replies=options.role == "read"))
 
 
 if __name__ == "__main__":

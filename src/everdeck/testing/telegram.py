@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import mimetypes
 import random
 import re
 import secrets
@@ -45,6 +46,7 @@ FaultKind: TypeAlias = Literal["error", "drop", "drop-after", "garbage", "delay"
 DEFAULT_TOKEN: Final = "4242:everdeck-testing-token"  # noqa: S105 - a token of a server that exists only in tests
 MAX_TIMEOUT_SECONDS: Final = 50
 MAX_TEXT: Final = 4096
+MAX_FILE_BYTES: Final = 20_000_000
 _TOKEN: Final = re.compile(r"(\d{1,15}):[A-Za-z0-9_-]+")
 _WAKE_SECONDS: Final = 0.002
 _OTHER_GET_UPDATES: Final = (
@@ -144,6 +146,7 @@ class _Bot:
         self.calls: list[Call] = []
         self.next_message_id = 1
         self.sent_at: dict[Any, float] = {}
+        self.files: dict[str, tuple[str, bytes]] = {}
 
     @property
     def me(self) -> dict[str, Any]:
@@ -281,6 +284,33 @@ class TelegramServer:
             bot = self._bot(token)
             message_id, bot.next_message_id = bot.next_message_id, bot.next_message_id + 1
             return self._one(self.push(text_update(text, chat_id, user_id, message_id), token=token))
+
+    def send_file(
+        self,
+        name: str,
+        content: bytes,
+        *,
+        caption: str = "",
+        chat_id: int = 1,
+        user_id: int | None = None,
+        token: str | None = None,
+    ) -> int:
+        """A person sends a document; the bot may fetch it (getFile, then its path). Returns the update's id."""
+        with self._changed:
+            bot = self._bot(token)
+            message_id, bot.next_message_id = bot.next_message_id, bot.next_message_id + 1
+            file_id = f"{self._random.getrandbits(96):x}"
+            bot.files[file_id] = (f"documents/file_{message_id}{Path(name).suffix}", content)
+            document = {
+                "file_id": file_id,
+                "file_unique_id": file_id[:16],
+                "file_name": name,
+                "mime_type": mimetypes.guess_type(name)[0] or "application/octet-stream",
+                "file_size": len(content),
+            }
+            person = _person(user_id if user_id is not None else abs(chat_id))
+            said: dict[str, Any] = {"document": document} | ({"caption": caption} if caption else {})
+            return self._one(self.push({"message": _message(message_id, chat_id, person, said)}, token=token))
 
     def press(self, data: str, *, chat_id: int = 1, user_id: int | None = None, token: str | None = None) -> int:
         """A person presses an inline button that carries ``data``; returns the update's id."""
@@ -447,6 +477,7 @@ class TelegramServer:
         self._stop = asyncio.Event()
         app = web.Application(client_max_size=64 << 20)
         app.router.add_route("*", "/bot{token}/{method}", self._on_request)
+        app.router.add_get("/file/bot{token}/{path:.+}", self._on_file)
         app.router.add_get("/control/bots/{bot_id}", self._on_state)
         app.router.add_post("/control/updates", self._on_push)
         app.router.add_post("/control/faults", self._on_fault)
@@ -489,6 +520,18 @@ class TelegramServer:
         except _Garbage:
             return web.Response(status=502, text="<html><h1>502 Bad Gateway</h1></html>", content_type="text/html")
         return web.Response(body=b'{"ok":true,"result":' + body + b"}", content_type="application/json")
+
+    async def _on_file(self, request: web.Request) -> web.StreamResponse:
+        try:
+            bot, fault = self._admit(request.match_info["token"], "file", {})
+            if fault is not None:
+                await _suffer(fault, request)
+        except _ApiError as error:
+            return _error_response(error)
+        except ConnectionResetError:
+            return web.Response(status=499)
+        found = dict(bot.files.values()).get(request.match_info["path"])
+        return _error_response(_ApiError(404, "Not Found")) if found is None else web.Response(body=found)
 
     def _admit(self, token: str, method: str, params: Params) -> tuple[_Bot, _Fault | None]:
         with self._changed:
@@ -683,12 +726,23 @@ def _chat_info(_bot: _Bot, params: Params) -> dict[str, Any]:
     return _chat(params.get("chat_id", 0)) | {"accent_color_id": 0, "max_reaction_count": 11}
 
 
+def _file_info(bot: _Bot, params: Params) -> dict[str, Any]:
+    file_id = str(params.get("file_id", ""))
+    path, content = bot.files.get(file_id, ("", b""))
+    if not path:
+        raise _ApiError(400, "Bad Request: invalid file_id")
+    if len(content) > MAX_FILE_BYTES:
+        raise _ApiError(400, "Bad Request: file is too big")
+    return {"file_id": file_id, "file_unique_id": file_id[:16], "file_size": len(content), "file_path": path}
+
+
 _OWN_METHODS: Final[dict[str, Callable[[_Bot, Params], Any]]] = {
     "getme": lambda bot, _params: bot.me,
     "setwebhook": _set_webhook,
     "deletewebhook": _delete_webhook,
     "getwebhookinfo": _webhook_info,
     "getchat": _chat_info,
+    "getfile": _file_info,
 }
 
 
