@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from everdeck.access import Grant, Role
 from everdeck.errors import AccessDenied, UnknownWorker
+from everdeck.messages import MessageStream
 from everdeck.model import Event, WorkerSpec, WorkerStatus, worker_name
 from everdeck.verbs import Name, Run, Started, Stopped, Verbs, Workers
 
@@ -110,10 +111,10 @@ class Guarded:
         self.grant.require(Role.ADMIN, "adopt", whole_deck=True)
         return await self._deck.adopt(name, pid, **fields)
 
-    def messages(self, name: Name | None = None) -> Any:
+    def messages(self, name: Name | None = None) -> MessageStream:
         """What satellites bring in; whoever names one has looked at its status before."""
         self.grant.require(Role.OPERATE, "messages", whole_deck=name is None)
-        return self._deck.messages(name)  # type: ignore[attr-defined]  # the deck of one machine has it
+        return self._deck.messages(name)
 
     def log_dir(self, name: Name) -> Any:
         """Where its log is; whoever asks has looked at its status before."""

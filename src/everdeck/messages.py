@@ -9,7 +9,8 @@ gets it.
 This module decides nothing and touches nothing.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from os import PathLike, fspath
@@ -224,6 +225,63 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if hold is None:
             raise MessageError(f"message {self.id!r} is a copy: only the one that was handed out can be answered")
         return hold
+
+
+class MessageStream(ABC):
+    """What ``deck.messages()`` gives: ``async for message in …``; under :class:`everdeck.Deck` also ``for``.
+
+    ``run`` carries out a coroutine in the deck's own loop, for a program that has none; None: this is that loop.
+    """
+
+    def __init__(self, run: Callable[[Any], Any] | None) -> None:
+        self._run = run
+
+    @abstractmethod
+    async def begin(self) -> None:
+        """Find where the messages are; raises why there can be none. The first message does it by itself."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __iter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    async def __anext__(self) -> Message:
+        """The next message, when there is one."""
+
+    def __next__(self) -> Message:
+        if self._run is None:
+            raise TypeError("inside an event loop the messages come by: async for message in deck.messages()")
+        return self._next_now(self._run)
+
+    @abstractmethod
+    def _next_now(self, run: Callable[[Any], Any]) -> Message:
+        """The same for programs without an event loop."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Take nothing more; what was not finished is handed back."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The same for programs without an event loop."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class FeedStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ import msgspec
 
 from everdeck.errors import ClientError, DeckClosed, NoOwner, SpecError, TokenRefused, Unsupported
 from everdeck.faults import Fault, error_of
-from everdeck.messages import FeedStatus, Letter, LetterVerb, Message, Outgoing, Which, outgoing
+from everdeck.messages import FeedStatus, Letter, LetterVerb, Message, MessageStream, Outgoing, Which, outgoing
 from everdeck.model import Event, Layer, ProcessInfo, WorkerSpec, WorkerStatus, worker_name
 from everdeck.verbs import Abilities, Inspection, Member, Name, OpenDeck, Run, Started, Stopped, Workers, current_caller
 
@@ -467,28 +467,23 @@ if TYPE_CHECKING:  # mypy proves that it keeps the contract
         return deck
 
 
-class RemoteMessages:
+class RemoteMessages(MessageStream):
     """``async for message in deck.messages()`` over a daemon's stream; see :mod:`everdeck.satellites.bridge`."""
 
     def __init__(self, deck: RemoteDeck, worker: str | None, run: Callable[[Any], Any] | None) -> None:
+        super().__init__(run)
         self._deck = deck
         self._worker = worker
-        self._run = run
         self._stream: AsyncGenerator[tuple[str, bytes], None] | None = None
 
-    def __aiter__(self) -> Self:
-        return self
+    async def begin(self) -> None:
+        """The daemon looks, when the first message is asked for."""
 
     async def __anext__(self) -> Message:
         return await (self._next() if self._run is None else asyncio.to_thread(self._run, self._next()))
 
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Message:
-        if self._run is None:
-            raise TypeError("inside an event loop the messages come by: async for message in deck.messages()")
-        message: Message = self._run(self._next())
+    def _next_now(self, run: Callable[[Any], Any]) -> Message:
+        message: Message = run(self._next())
         return message
 
     async def _next(self) -> Message:
@@ -513,22 +508,6 @@ class RemoteMessages:
         if self._run is not None and self._stream is not None:
             stream, self._stream = self._stream, None
             self._run(stream.aclose())
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _RemoteHold:

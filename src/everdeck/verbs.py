@@ -21,11 +21,13 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
+from os import PathLike
 from pathlib import PurePath
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from everdeck.messages import FeedStatus, Letter, LetterVerb, MessageStream, Which
 from everdeck.model import Event, Hold, Layer, ProcessInfo, WorkerSpec, WorkerStatus
 
 Name: TypeAlias = str | int
@@ -280,6 +282,60 @@ class Verbs(Protocol):
         """Call back for each event from now on; returns what unsubscribes.
 
         The callback may be slow or raise: it harms nobody else, and is told nothing twice.
+        """
+
+    def messages(self, name: Name | None = None, *, run: Callable[[Any], Any] | None = None) -> MessageStream:
+        """What comes in by a satellite (None: by all of them): ``async for message in deck.messages(): …``.
+
+        Each message is handed to one reader of all programs that read. Messages of one conversation come one after
+        another, in order. A reader that dies leaves its message for the next. ``run`` is for callers that have no event
+        loop: it carries out a coroutine in the deck's own.
+
+        Raises, with the first message:
+            UnknownWorker: nobody of that name is known.
+            SpecError: it is no satellite, or one whose messages go elsewhere.
+            Unsupported: this deck's satellites are where their messages cannot be read.
+        """
+
+    async def send(
+        self,
+        name: Name,
+        *,
+        to: str | int,
+        text: str = "",
+        subject: str | None = None,
+        attachments: Sequence[str | PathLike[str]] = (),
+        **options: Any,
+    ) -> int:
+        """Send a message by a satellite; returns its number once it is on disk. The satellite sends it and retries.
+
+        Raises:
+            UnknownWorker: nobody of that name is known.
+            SpecError: it is no satellite that can send, or the message cannot be one.
+            Unsupported: attachments are files of another machine than the satellite's; or as :meth:`messages`.
+        """
+
+    async def feed(self, name: Name) -> FeedStatus:
+        """A satellite's feed: account, connection, what waits, is in flight, done, set aside, to be sent.
+
+        Raises:
+            UnknownWorker: nobody of that name is known.
+            SpecError: it is no satellite.
+            Unsupported: as :meth:`messages`.
+        """
+
+    async def letters(
+        self, name: Name, *, which: Which = "dead", number: str | None = None, limit: int = 100
+    ) -> builtins.list[Letter]:
+        """What is in a satellite's feed: set aside (``dead``), ``waiting``, ``done``, or ``all`` that is not done.
+
+        Raises as :meth:`feed`.
+        """
+
+    async def decide(self, name: Name, verb: LetterVerb, number: str) -> bool:
+        """``retry`` or ``drop`` a dead letter, or ``replay`` a done message; False if there is none of that number.
+
+        Raises as :meth:`feed`.
         """
 
     async def abilities(self) -> Abilities:

@@ -1,10 +1,8 @@
-"""``deck.messages``, ``message.reply`` and ``deck.send`` on every kind of deck: owner, member, remote, and raw HTTP."""
+"""Messages over HTTP: a plain program, any other language, a claim that was lost; tests/contract has every deck."""
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 
 from everdeck import AsyncDeck, Deck, MessageLost, Satellite
 from everdeck.testing.telegram import TelegramServer
-from support.sat_waiting import until, until_async
+from support.sat_waiting import until
 from support.web_served import Served, served_at
 
 Run = Callable[[Callable[[], Awaitable[Any]]], Any]
@@ -22,47 +20,6 @@ Run = Callable[[Callable[[], Awaitable[Any]]], Any]
 def answers(bot: TelegramServer) -> list[str]:
     """The texts that the bot has sent."""
     return [call.params["text"] for call in bot.calls("sendMessage")]
-
-
-@contextmanager
-def another(kind: str, state: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where to open the deck so that it is of this kind."""
-    if kind == "owner":
-        yield str(state), {}
-        return
-    with served_at(state) as daemon:
-        yield (str(state), {}) if kind == "member" else (daemon.base, {"token": daemon.token})
-
-
-@pytest.mark.parametrize("kind", ["owner", "member", "remote"])
-def test_the_same_program_works_on_every_kind_of_deck(state: Path, bot: TelegramServer, run: Run, kind: str) -> None:
-    """Start, read, reply, fail, send and look, with the same words."""
-    bot.say("hello", chat_id=1)
-    bot.say("bad", chat_id=2)
-
-    async def scenario(where: str, options: dict[str, Any]) -> None:
-        async with AsyncDeck(where, **options) as deck:
-            assert (await deck.abilities()).kind == kind
-            await deck.start("bob", Satellite.telegram(bot.token, base_url=bot.url, first_run="take"))
-            seen = []
-            async with deck.messages() as messages:
-                while "hello" not in seen or seen.count("bad") < 3:
-                    message = await anext(messages)
-                    seen.append(message.text)
-                    with contextlib.suppress(ValueError):
-                        async with message:
-                            _refuse(message.text)
-                            await message.reply(f"re: {message.text}")
-            await deck.send("bob", to=9, text="first words")
-            await until(lambda: sorted(answers(bot)) == ["first words", "re: hello"], "both were sent")
-            await until_async(lambda: _dead(deck), "the other is set aside")
-            (letter,) = await deck.letters("bob")
-            assert letter.error == "ValueError: no"
-            assert await deck.decide("bob", "drop", letter.number)
-            assert not await deck.decide("bob", "retry", letter.number)
-
-    with another(kind, state) as (where, options):
-        run(lambda: scenario(where, options))
 
 
 def test_a_plain_program_reads_over_http_too(state: Path, bot: TelegramServer) -> None:

@@ -14,7 +14,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import UTC, datetime
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
@@ -51,6 +51,7 @@ from everdeck.errors import (
     Unsupported,
     WorkerFailed,
 )
+from everdeck.messages import FeedStatus, Letter, MessageStream
 from everdeck.model import (
     Event,
     Layer,
@@ -72,6 +73,10 @@ IMAGE_ENV: Final = "EVERDECK_IMAGE"
 UNSUPPORTED: Final = {
     "adopt": "a process of this machine cannot be taken over by a cluster; start the worker there instead",
     "tree": "the processes of a pod are seen from inside of it",
+    **dict.fromkeys(
+        ("messages", "send", "feed", "letters", "decide"),
+        "a satellite's feed is a file on its pod's volume; let it deliver to a URL or a function (to=...)",
+    ),
 }
 
 
@@ -525,6 +530,26 @@ class ClusterDeck:
         self._tasks.add(task)
         return lambda: (task.cancel(), None)[1]
 
+    def messages(self, *_: Any, **__: Any) -> MessageStream:
+        """Refused: see :data:`UNSUPPORTED`."""
+        raise Unsupported("messages", UNSUPPORTED["messages"])
+
+    async def send(self, *_: Any, **__: Any) -> int:
+        """Refused, as :meth:`messages`."""
+        raise Unsupported("send", UNSUPPORTED["send"])
+
+    async def feed(self, *_: Any, **__: Any) -> FeedStatus:
+        """Refused, as :meth:`messages`."""
+        raise Unsupported("feed", UNSUPPORTED["feed"])
+
+    async def letters(self, *_: Any, **__: Any) -> builtins.list[Letter]:
+        """Refused, as :meth:`messages`."""
+        raise Unsupported("letters", UNSUPPORTED["letters"])
+
+    async def decide(self, *_: Any, **__: Any) -> bool:
+        """Refused, as :meth:`messages`."""
+        raise Unsupported("decide", UNSUPPORTED["decide"])
+
     async def abilities(self) -> Abilities:
         """Everything but what needs a process of this machine."""
         return Abilities("cluster", f"kubernetes:{self.namespace}", dict(UNSUPPORTED))
@@ -533,6 +558,13 @@ class ClusterDeck:
         """Nobody owns it but the cluster."""
         self._check_open()
         return []
+
+
+if TYPE_CHECKING:  # mypy proves that it keeps the contract
+    from everdeck.verbs import OpenDeck
+
+    def _keeps_the_contract(deck: ClusterDeck) -> OpenDeck:
+        return deck
 
 
 def _different(one: WorkerSpec, other: WorkerSpec) -> tuple[str, ...]:

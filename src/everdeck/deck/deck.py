@@ -12,21 +12,21 @@ import asyncio
 import builtins
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from everdeck.access import LocalPeople
 from everdeck.clock import Clock
 from everdeck.deck.durability import DurabilityMode
 from everdeck.deck.member import MemberDeck
 from everdeck.deck.membership import Membership
-from everdeck.deck.messages import MessageVerbs
 from everdeck.deck.owner import ALL_LAYERS, Owner
 from everdeck.errors import DeckClosed, SpecError, Unsupported
+from everdeck.messages import FeedStatus, Letter, LetterVerb, MessageStream, Which
 from everdeck.model import Event, EventKind, Layer, ProcessInfo, WorkerSpec, WorkerStatus, worker_name
 from everdeck.statedir import StateDir
 from everdeck.verbs import Abilities, Inspection, Member, Name, OpenDeck, Run, Started, Stopped, Verbs, Workers
@@ -41,7 +41,7 @@ _ELSEWHERE: Final = {
 """Decks that are not a directory, each made as ``CLASS(where, token=...)``; loaded when one is asked for."""
 
 
-class AsyncDeck(MessageVerbs):
+class AsyncDeck:
     """All workers of one place, from inside an event loop.
 
     Use it as ``async with AsyncDeck("state") as deck``; leaving stops the bound workers and leaves the adoptable
@@ -145,15 +145,6 @@ class AsyncDeck(MessageVerbs):
                 self._reopening = asyncio.get_running_loop().create_task(self.open())
             await asyncio.shield(self._reopening)
         return self._at()
-
-    def _message_deck(self) -> MessageVerbs | None:
-        """Who keeps the verbs about messages, if not this machine's own files."""
-        if self._elsewhere is None:
-            self._local()
-            return None
-        if not hasattr(self._elsewhere, "messages"):
-            raise Unsupported("messages", f"{self.where} cannot hand out messages")
-        return cast("MessageVerbs", self._elsewhere)
 
     def _at(self) -> Verbs:
         if self._elsewhere is not None:
@@ -275,6 +266,42 @@ class AsyncDeck(MessageVerbs):
     def on_event(self, callback: Callable[[Event], Any]) -> Callable[[], None]:
         """Call back for each event from now on; returns what unsubscribes."""
         return self._at().on_event(callback)
+
+    def messages(self, name: Name | None = None, *, run: Callable[[Any], Any] | None = None) -> MessageStream:
+        """What comes in by a satellite (None: by all of them): ``async for message in deck.messages(): …``.
+
+        Each message is handed to one reader of all programs that read. Messages of one conversation come one after
+        another, in order. A reader that dies leaves its message for the next.
+        """
+        return self._at().messages(name, run=run)
+
+    async def send(
+        self,
+        name: Name,
+        *,
+        to: str | int,
+        text: str = "",
+        subject: str | None = None,
+        attachments: Sequence[str | os.PathLike[str]] = (),
+        **options: Any,
+    ) -> int:
+        """Send a message by a satellite; returns its number once it is on disk. The satellite sends it and retries."""
+        deck = await self._deck()
+        return await deck.send(name, to=to, text=text, subject=subject, attachments=attachments, **options)
+
+    async def feed(self, name: Name) -> FeedStatus:
+        """A satellite's feed: account, connection, what waits, is in flight, done, set aside, to be sent."""
+        return await (await self._deck()).feed(name)
+
+    async def letters(
+        self, name: Name, *, which: Which = "dead", number: str | None = None, limit: int = 100
+    ) -> builtins.list[Letter]:
+        """What is in a satellite's feed: set aside (``dead``), ``waiting``, ``done``, or ``all`` that is not done."""
+        return await (await self._deck()).letters(name, which=which, number=number, limit=limit)
+
+    async def decide(self, name: Name, verb: LetterVerb, number: str) -> bool:
+        """``retry`` or ``drop`` a dead letter, or ``replay`` a done message; False if there is none of that number."""
+        return await (await self._deck()).decide(name, verb, number)
 
     async def abilities(self) -> Abilities:
         """What this deck can do, and which verbs it cannot keep."""

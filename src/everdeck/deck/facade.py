@@ -7,25 +7,23 @@ its working directory. Any thread may call any verb.
 import asyncio
 import builtins
 import concurrent.futures
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path, PurePath
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from everdeck.clock import Clock
 from everdeck.deck.deck import AsyncDeck
 from everdeck.deck.durability import DurabilityMode
 from everdeck.deck.owner import ALL_LAYERS
 from everdeck.errors import DeckClosed
-from everdeck.messages import FeedStatus, Letter, LetterVerb, Which
+from everdeck.messages import FeedStatus, Letter, LetterVerb, MessageStream, Which
 from everdeck.model import Event, Layer, ProcessInfo, WorkerSpec, WorkerStatus
 from everdeck.verbs import Abilities, Inspection, Member, Workers
-
-if TYPE_CHECKING:
-    from everdeck.satellites.bridge import Messages
 
 _Answer = TypeVar("_Answer")
 
@@ -137,8 +135,12 @@ class Deck:
         """As :meth:`AsyncDeck.spec`."""
         return self._call(self._deck.spec(name))
 
-    def messages(self, name: str | int | None = None) -> "Messages":
+    def messages(self, name: str | int | None = None) -> MessageStream:
         """As :meth:`AsyncDeck.messages`; ``for`` and ``async for`` both work."""
+        return self._call(self._read_messages(name))
+
+    async def _read_messages(self, name: str | int | None) -> MessageStream:
+        await self._deck.last_event_id()  # in a forked copy, a first verb
         return self._deck.messages(name, run=self._call)
 
     def send(
@@ -184,6 +186,10 @@ class Deck:
         """As :meth:`AsyncDeck.logs`."""
         return self._call(self._deck.logs(name, lines, since=since, until=until, grep=grep))
 
+    def follow_logs(self, name: str | int, lines: int = 0, *, grep: str | None = None) -> Iterator[str]:
+        """As :meth:`AsyncDeck.follow_logs`: ``for line in deck.follow_logs("alice"): …``."""
+        return self._each(lambda: self._deck.follow_logs(name, lines, grep=grep))
+
     def events(self, after: int = 0, limit: int | None = None, worker: str | None = None) -> builtins.list[Event]:
         """As :meth:`AsyncDeck.events`."""
         return self._call(self._deck.events(after, limit, worker))
@@ -191,6 +197,10 @@ class Deck:
     def last_event_id(self) -> int:
         """As :meth:`AsyncDeck.last_event_id`."""
         return self._call(self._deck.last_event_id())
+
+    def follow(self, after: int | None = None) -> Iterator[Event]:
+        """As :meth:`AsyncDeck.follow`: ``for event in deck.follow(): …``."""
+        return self._each(lambda: self._deck.follow(after))
 
     def on_event(self, callback: Callable[[Event], Any]) -> Callable[[], None]:
         """As :meth:`AsyncDeck.on_event`."""
@@ -249,6 +259,28 @@ class Deck:
             return answer.result()
         except concurrent.futures.CancelledError:
             raise DeckClosed(f"the deck {self._deck.where} was closed by another thread meanwhile") from None
+
+    def _each(self, follow: Callable[[], AsyncIterator[_Answer]]) -> Iterator[_Answer]:
+        """What a stream brings, one after another, in the caller's thread; leaving the loop ends the stream."""
+
+        async def first() -> tuple[AsyncIterator[_Answer], builtins.list[_Answer]]:
+            await self._deck.last_event_id()  # in a forked copy, a first verb
+            stream = follow()
+            return stream, await following(stream)
+
+        async def following(stream: AsyncIterator[_Answer]) -> builtins.list[_Answer]:
+            async for item in stream:
+                return [item]
+            return []
+
+        stream, items = self._call(first())
+        try:
+            while items:
+                yield from items
+                items = self._call(following(stream))
+        finally:
+            with contextlib.suppress(DeckClosed):
+                self._call(_ended(stream))
 
     def _begin_in_fork(self) -> None:
         """In a forked copy, at its first verb: a loop of its own, in which the deck becomes a member."""
@@ -309,6 +341,11 @@ os.register_at_fork(after_in_child=_forks.in_child)
 def open(where: str | os.PathLike[str], *, token: str | None = None, join: bool = True) -> Deck:  # noqa: A001 - said as everdeck.open
     """The deck at a directory of this machine, in a namespace of a cluster (``kubernetes:NAME``) or behind a URL."""
     return Deck(where, join=join, token=token)
+
+
+async def _ended(stream: AsyncIterator[Any]) -> None:
+    if isinstance(stream, AsyncGenerator):
+        await stream.aclose()
 
 
 async def _end_tasks() -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from everdeck.deck.events import Listener
 from everdeck.deck.membership import Membership
+from everdeck.deck.messages import MessageVerbs
 from everdeck.errors import DeckClosed, SpecError
 from everdeck.logs import keeper as deck_logs
 from everdeck.model import Event, EventKind, Layer, ProcessInfo, WorkerSpec, WorkerStatus, worker_name
@@ -27,10 +28,11 @@ from everdeck.wire import requests as ask
 _BATCH: Final = 500
 
 
-class MemberDeck:
+class MemberDeck(MessageVerbs):
     """The deck as a member has it."""
 
     def __init__(self, membership: Membership) -> None:
+        self.state_dir = membership.state_dir
         self._membership = membership
         self._places = StateDir(membership.state_dir)
 

@@ -1,4 +1,4 @@
-"""The verbs about messages, for every deck whose state directory is on this machine: its owner and its members.
+"""The verbs about messages, for the decks whose state directory is on this machine: its owner and its members.
 
 They act on the satellite's own file (:mod:`everdeck.satellites.bridge`), so they need nobody in between: a member reads
 as fast as the owner, and a message that was promised is on disk though the owner is restarting.
@@ -11,25 +11,23 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from everdeck.errors import SpecError
-from everdeck.messages import FeedStatus, Letter, LetterVerb, Which, outgoing
-from everdeck.model import Event, EventKind, WorkerSpec, WorkerStatus
+from everdeck.messages import FeedStatus, Letter, LetterVerb, MessageStream, Which, outgoing
+from everdeck.model import Event, EventKind, WorkerSpec, WorkerStatus, worker_name
+from everdeck.verbs import Name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from everdeck.satellites.bridge import Feed, Messages, Reader
+    from everdeck.satellites.bridge import Feed, Reader
 
 
 class MessageVerbs:
-    """Mixed into decks: by default for those that have a state directory here; a deck elsewhere overrides each verb."""
+    """Mixed into the decks that have a state directory here."""
 
     if TYPE_CHECKING:  # what the deck has of its own
+        state_dir: Path
 
-        @property
-        def state_dir(self) -> "Path":
-            """See :class:`everdeck.verbs.Verbs`."""
-
-        async def spec(self, name: str | int) -> WorkerSpec:
+        async def spec(self, name: Name) -> WorkerSpec:
             """See :class:`everdeck.verbs.Verbs`."""
 
         async def list(self) -> builtins.list[WorkerStatus]:
@@ -38,21 +36,16 @@ class MessageVerbs:
         def on_event(self, callback: Callable[[Event], Any]) -> Callable[[], None]:
             """See :class:`everdeck.verbs.Verbs`."""
 
-    def messages(self, name: str | int | None = None, *, run: Callable[[Any], Any] | None = None) -> "Messages":
-        """What comes in by a satellite (None: by all of them): ``async for message in deck.messages(): …``.
-
-        Each message is handed to one reader of all programs that read. Messages of one conversation come one after
-        another, in order. A reader that dies leaves its message for the next.
-        """
+    def messages(self, name: Name | None = None, *, run: Callable[[Any], Any] | None = None) -> MessageStream:
+        """As :meth:`Verbs.messages`, from the satellites' files."""
         from everdeck.satellites.bridge import Messages  # noqa: PLC0415 - only decks with satellites load them
 
-        if (other := self._message_deck()) is not None:
-            return other.messages(name, run=run)
-        return Messages(lambda reader: self._find_inboxes(None if name is None else str(name), reader), run)
+        key = None if name is None else worker_name(name)
+        return Messages(lambda reader: self._find_inboxes(key, reader), run)
 
     async def send(
         self,
-        name: str | int,
+        name: Name,
         *,
         to: str | int,
         text: str = "",
@@ -60,49 +53,37 @@ class MessageVerbs:
         attachments: Sequence[str | PathLike[str]] = (),
         **options: Any,
     ) -> int:
-        """Send a message by a satellite; returns its number once it is on disk. The satellite sends it and retries."""
+        """As :meth:`Verbs.send`."""
         from everdeck.satellites import bridge, kind_of  # noqa: PLC0415 - as above
 
-        if (other := self._message_deck()) is not None:
-            return await other.send(name, to=to, text=text, subject=subject, attachments=attachments, **options)
         message = outgoing(to, text, subject=subject, attachments=attachments, **options)
         spec = await self.spec(name)
         if spec.satellite is None or not kind_of(spec.satellite.kind).sends:
             raise SpecError("name", name, "a satellite that can send: telegram, gmail or smtp")
         return await asyncio.to_thread(bridge.send, self._feed(str(name), spec), message)
 
-    async def feed(self, name: str | int) -> FeedStatus:
-        """A satellite's feed: account, connection, what waits, is in flight, done, set aside, to be sent."""
+    async def feed(self, name: Name) -> FeedStatus:
+        """As :meth:`Verbs.feed`."""
         from everdeck.satellites import bridge  # noqa: PLC0415 - as above
 
-        if (other := self._message_deck()) is not None:
-            return await other.feed(name)
         found = self._feed(str(name), await self._satellite(name))
         return await asyncio.to_thread(bridge.feed_status, found, str(name))
 
     async def letters(
-        self, name: str | int, *, which: Which = "dead", number: str | None = None, limit: int = 100
+        self, name: Name, *, which: Which = "dead", number: str | None = None, limit: int = 100
     ) -> builtins.list[Letter]:
-        """What is in a satellite's feed: set aside (``dead``), ``waiting``, ``done``, or ``all`` that is not done."""
+        """As :meth:`Verbs.letters`."""
         from everdeck.satellites import bridge  # noqa: PLC0415 - as above
 
-        if (other := self._message_deck()) is not None:
-            return await other.letters(name, which=which, number=number, limit=limit)
         found = self._feed(str(name), await self._satellite(name))
         return await asyncio.to_thread(lambda: bridge.letters(found, which=which, number=number, limit=limit))
 
-    async def decide(self, name: str | int, verb: LetterVerb, number: str) -> bool:
-        """``retry`` or ``drop`` a dead letter, or ``replay`` a done message; False if there is none of that number."""
+    async def decide(self, name: Name, verb: LetterVerb, number: str) -> bool:
+        """As :meth:`Verbs.decide`."""
         from everdeck.satellites import bridge  # noqa: PLC0415 - as above
 
-        if (other := self._message_deck()) is not None:
-            return await other.decide(name, verb, number)
         found = self._feed(str(name), await self._satellite(name))
         return await asyncio.to_thread(bridge.decide, found, verb, number)
-
-    def _message_deck(self) -> "MessageVerbs | None":
-        """Somebody else who keeps these verbs; None: this deck does, by its state directory."""
-        return None
 
     # --- helpers, in the order they are called ------------------------------------------------------------------
 
@@ -111,7 +92,7 @@ class MessageVerbs:
 
         return feed_of(self.state_dir, name, spec)
 
-    async def _satellite(self, name: str | int) -> WorkerSpec:
+    async def _satellite(self, name: Name) -> WorkerSpec:
         spec = await self.spec(name)
         if spec.satellite is None:
             raise SpecError("name", name, "a satellite; this worker runs a command of its own")

@@ -43,6 +43,7 @@ from everdeck.deck.healing import Healing
 from everdeck.deck.health import HealthKeeper
 from everdeck.deck.hearing import Hearing
 from everdeck.deck.home import DeckHome, Inherited
+from everdeck.deck.messages import MessageVerbs
 from everdeck.deck.observe import RECENT_SECONDS, crash_times, glance_of, layers_of, status_of
 from everdeck.deck.parts import Parts
 from everdeck.deck.recovery import Recovery
@@ -96,7 +97,7 @@ ALL_LAYERS: Final = frozenset({"L1", "L2", "L3", "L4"})
 """The four layers of a bound worker; tests switch some off to show that each holds alone."""
 
 
-class Owner:
+class Owner(MessageVerbs):
     """All workers of one state directory, in the one process that holds its lock. Made by :meth:`open`."""
 
     def __init__(

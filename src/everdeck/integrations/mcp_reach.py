@@ -31,11 +31,7 @@ class VisitedDeck(MessageVerbs):
 
     def __init__(self, state_dir: Path) -> None:
         self._places = StateDir.at(state_dir)
-
-    @property
-    def state_dir(self) -> Path:
-        """Where everything is kept."""
-        return Path(self._places.path)
+        self.state_dir = Path(self._places.path)
 
     async def open(self) -> "VisitedDeck":
         """Nothing is held between questions."""

@@ -19,7 +19,7 @@ import select
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +38,7 @@ from everdeck.messages import (
     Letter,
     LetterVerb,
     Message,
+    MessageStream,
     Outgoing,
     Which,
     decoded_incoming,
@@ -464,46 +465,39 @@ def _words_of(error: BaseException) -> str:
     return str(error) if type(error) is MessageError else f"{type(error).__name__}: {error}"
 
 
-class Messages:
-    """What ``deck.messages()`` gives: ``async for message in …`` or ``for message in …``.
+class Messages(MessageStream):
+    """The messages of a deck on this machine, by its satellites' inboxes.
 
     ``find`` says which inboxes there are, and tells of each later one; it runs in the deck's own loop, through ``run``
     where that is another thread's.
     """
 
-    def __init__(
-        self,
-        find: Callable[[Reader], Any],
-        run: Callable[[Any], Any] | None = None,
-    ) -> None:
+    def __init__(self, find: Callable[[Reader], Any], run: Callable[[Any], Any] | None = None) -> None:
+        super().__init__(run)
         self._find = find
-        self._run = run
         self._reader: Reader | None = None
         self._leave: Callable[[], None] | None = None
 
-    def __aiter__(self) -> AsyncIterator[Message]:
-        return self
-
-    async def __anext__(self) -> Message:
+    async def begin(self) -> None:
+        """Find the inboxes."""
         if self._reader is None:
             reader = Reader()
             work = self._find(reader)
             self._leave = await work if self._run is None else await asyncio.to_thread(self._run, work)
             self._reader = reader
+
+    async def __anext__(self) -> Message:
+        await self.begin()
+        assert self._reader is not None  # noqa: S101 - begun
         try:
             return await self._reader.get()
         except DeckClosed:
             raise StopAsyncIteration from None
 
-    def __iter__(self) -> Iterator[Message]:
-        return self
-
-    def __next__(self) -> Message:
-        if self._run is None:
-            raise TypeError("inside an event loop the messages come by: async for message in deck.messages()")
+    def _next_now(self, run: Callable[[Any], Any]) -> Message:
         if self._reader is None:
             reader = Reader()
-            self._leave = self._run(self._find(reader))
+            self._leave = run(self._find(reader))
             self._reader = reader
         try:
             return self._reader.get_now()
@@ -522,22 +516,6 @@ class Messages:
             leave()
         if self._reader is not None:
             self._reader.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def send(feed: Feed, message: Outgoing) -> int:

@@ -8,7 +8,7 @@ is handed back: a reader that dies leaves its messages for the next. ``most`` is
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
@@ -20,7 +20,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryP
 
 from everdeck.deck.feeds import read_attachment as read_attachment_file
 from everdeck.errors import MessageLost
-from everdeck.messages import FeedStatus, Letter, Message, Which, plain
+from everdeck.messages import FeedStatus, Letter, Message, MessageStream, Which, plain
 from everdeck.model import worker_name
 from everdeck.satellites import kinds, option_schemas
 from everdeck.server.api.asking import ACTS, READS, READS_ONE, Asked, Name, services_of, stream_of, told
@@ -126,7 +126,9 @@ async def stream_messages(
     if worker is not None:
         await services.deck.status(worker_name(worker))
     messages = services.deck.messages(worker)
-    return stream_of(_handed_out(services, messages, most))
+    chunks = _handed_out(services, messages, most)
+    first = await anext(chunks)  # here, so that what refuses it is an answer and not a stream that ends at once
+    return stream_of(_begun(first, chunks))
 
 
 @post(
@@ -269,13 +271,21 @@ HANDLERS: Final[list[HTTPRouteHandler]] = [
 ]
 
 
-async def _handed_out(services: Services, messages: Any, most: int) -> AsyncIterator[bytes]:
+async def _begun(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    async with contextlib.aclosing(rest):
+        yield first
+        async for chunk in rest:
+            yield chunk
+
+
+async def _handed_out(services: Services, messages: MessageStream, most: int) -> AsyncGenerator[bytes, None]:
     mine: set[str] = set()
     fewer = asyncio.Event()
     services.held_listeners.add(fewer)
     closing = asyncio.ensure_future(services.closing.wait())
     upcoming: asyncio.Future[Message] | None = None
     try:
+        await messages.begin()
         yield _PING
         while not closing.done():
             mine &= set(services.held)
