@@ -15,7 +15,7 @@ from everdeck.access import Grant, Role
 from everdeck.errors import AccessDenied, UnknownWorker
 from everdeck.messages import MessageStream
 from everdeck.model import Event, WorkerSpec, WorkerStatus, worker_name
-from everdeck.verbs import Name, Run, Started, Stopped, Verbs, Workers
+from everdeck.verbs import RESTARTS_AT_ONCE, Name, Run, Started, Stopped, Verbs, Workers
 
 _FACTS: Final = frozenset({"state_dir", "deck_id", "owner_pid", "abilities", "members", "last_event_id"})
 """What everybody who is let in may know about the deck itself."""
@@ -105,6 +105,18 @@ class Guarded:
             await self._seen(name)
         stopped: builtins.list[WorkerStatus] = await self._hushed(self._deck.stop_many(asked, progress))
         return stopped
+
+    async def restart_many(
+        self, names: Iterable[Name], *, parallel: int = RESTARTS_AT_ONCE, progress: Started | None = None
+    ) -> builtins.list[WorkerStatus]:
+        """As ``restart``, for many."""
+        self.grant.require(Role.OPERATE, "restart")
+        asked = list(names)
+        for name in asked:
+            await self._seen(name)
+        again = self._deck.restart_many(asked, parallel=parallel, progress=progress)
+        restarted: builtins.list[WorkerStatus] = await self._hushed(again)
+        return restarted
 
     async def adopt(self, name: Name, pid: int, **fields: Any) -> WorkerStatus:
         """Take a process over: from then on it is restarted with our rights."""

@@ -30,7 +30,20 @@ from everdeck.errors import ClientError, DeckClosed, NoOwner, SpecError, TokenRe
 from everdeck.faults import Fault, error_of
 from everdeck.messages import FeedStatus, Letter, LetterVerb, Message, MessageStream, Outgoing, Which, outgoing
 from everdeck.model import Event, Layer, ProcessInfo, WorkerSpec, WorkerStatus, worker_name
-from everdeck.verbs import Abilities, Inspection, Member, Name, OpenDeck, Run, Started, Stopped, Workers, current_caller
+from everdeck.verbs import (
+    RESTARTS_AT_ONCE,
+    Abilities,
+    Inspection,
+    Member,
+    Name,
+    OpenDeck,
+    Run,
+    Started,
+    Stopped,
+    Workers,
+    checked_parallel,
+    current_caller,
+)
 
 # A verb takes as long as it takes: a stop waits for the grace period, a start for a slow disk.
 _TIMEOUT: Final = httpx.Timeout(None, connect=10.0)
@@ -162,11 +175,7 @@ class RemoteDeck:
                 raise SpecError("workers", key, "each name once")
             wanted[key] = _spec(f"workers[{key!r}]", command, fields)
 
-        def hear(told: _Told) -> None:
-            if progress is not None and told.name is not None:
-                progress(told.name, error_of(told.fault) if told.fault is not None else _given(told.status))
-
-        return await self._batch("/api/v1/start-many", {"workers": wanted, "replace": replace}, hear)
+        return await self._batch("/api/v1/start-many", {"workers": wanted, "replace": replace}, _telling(progress))
 
     async def stop(self, name: Name) -> WorkerStatus:
         """Stop a worker; return when its whole tree is proven gone."""
@@ -188,6 +197,13 @@ class RemoteDeck:
     async def restart(self, name: Name) -> WorkerStatus:
         """Stop a worker and start it again with the spec it has."""
         return await self._ask(WorkerStatus, "POST", f"{_worker(worker_name(name))}/restart")
+
+    async def restart_many(
+        self, names: Iterable[Name], *, parallel: int = RESTARTS_AT_ONCE, progress: Started | None = None
+    ) -> builtins.list[WorkerStatus]:
+        """Restart many, in groups: at most ``parallel`` of them are down at the same time."""
+        body = {"names": [worker_name(name) for name in names], "parallel": checked_parallel(parallel)}
+        return await self._batch("/api/v1/restart-many", body, _telling(progress))
 
     async def reset(self, name: Name) -> WorkerStatus:
         """Forget a worker's crashes; if it should run and does not, start it now."""
@@ -630,6 +646,14 @@ def _decoded(raw: bytes, kind: type[_Answer]) -> _Answer:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.MsgspecError as error:
         raise ClientError(f"an answer that this version does not understand: {error}") from error
+
+
+def _telling(progress: Started | None) -> "Callable[[_Told], None]":
+    def hear(told: _Told) -> None:
+        if progress is not None and told.name is not None:
+            progress(told.name, error_of(told.fault) if told.fault is not None else _given(told.status))
+
+    return hear
 
 
 def _given(status: WorkerStatus | None) -> WorkerStatus:

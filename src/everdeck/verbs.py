@@ -23,10 +23,11 @@ from contextvars import ContextVar
 from datetime import datetime
 from os import PathLike
 from pathlib import PurePath
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from everdeck.errors import SpecError
 from everdeck.messages import FeedStatus, Letter, LetterVerb, MessageStream, Which
 from everdeck.model import Event, Hold, Layer, ProcessInfo, WorkerSpec, WorkerStatus
 
@@ -40,12 +41,23 @@ Workers: TypeAlias = Mapping[str, Run] | Mapping[int, Run] | Mapping[str | int, 
 """What :meth:`Verbs.start_many` takes; spelled out, because a mapping's type is strict about its keys."""
 
 Started: TypeAlias = Callable[[str, WorkerStatus | Exception], None]
-"""Hears of each worker of :meth:`Verbs.start_many` as it is started or refused."""
+"""Hears of each worker of :meth:`Verbs.start_many` or :meth:`Verbs.restart_many` as it is started or refused."""
 
 Stopped: TypeAlias = Callable[[WorkerStatus], None]
 """Hears of each worker of :meth:`Verbs.stop_many` that is gone."""
 
 Kind: TypeAlias = Literal["owner", "member", "remote", "cluster"]
+
+RESTARTS_AT_ONCE: Final = 16
+"""How many workers of many may be down at the same time while they are restarted, unless somebody says otherwise."""
+MOST_AT_ONCE: Final = 256
+
+
+def checked_parallel(given: object) -> int:
+    """How many may be down at the same time, or :class:`SpecError`."""
+    if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= MOST_AT_ONCE:
+        raise SpecError("parallel", given, f"a number from 1 to {MOST_AT_ONCE}")
+    return given
 
 
 # --- who asks ---------------------------------------------------------------------------------------------------
@@ -207,6 +219,20 @@ class Verbs(Protocol):
 
     async def restart(self, name: Name) -> WorkerStatus:
         """Stop a worker and start it again with the spec it has. Raises as :meth:`stop` and :meth:`start`."""
+
+    async def restart_many(
+        self, names: Iterable[Name], *, parallel: int = RESTARTS_AT_ONCE, progress: Started | None = None
+    ) -> builtins.list[WorkerStatus]:
+        """Restart many, in groups: at most ``parallel`` of them are down at the same time.
+
+        A worker that cannot be restarted does not keep the others from it: ``progress`` hears of each as it runs again
+        or is refused.
+
+        Raises:
+            UnknownWorker: nobody of one of the names is known; none was restarted.
+            SpecError: ``parallel`` is not a number from 1 to 256.
+            ExceptionGroup: the refusals of single workers, together; the others run.
+        """
 
     async def reset(self, name: Name) -> WorkerStatus:
         """Forget a worker's crashes; if it should run and does not, start it now. Raises as :meth:`start`."""

@@ -1,12 +1,15 @@
 """Every verb, on every kind of deck: what it answers and what holds afterwards."""
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime
+
+import pytest
 
 from everdeck import (
     Abilities,
@@ -21,6 +24,7 @@ from everdeck import (
     WorkerSpec,
     WorkerStatus,
 )
+from everdeck.errors import SpecError, UnknownWorker
 from everdeck.kernel.identity import command_line
 
 FOREVER = ["sleep", "1000"]
@@ -92,6 +96,31 @@ def test_start_many_and_stop_many_tell_of_each(on_deck: OnDeck) -> None:
         rest = await deck.stop_all()
         assert len(rest) == 30
         assert {status.state for status in await deck.list()} == {State.STOPPED}
+
+    on_deck(scenario)
+
+
+def test_restart_many_has_only_so_many_down_at_once(on_deck: OnDeck) -> None:
+    """Each is another process in the end and is told of once; one that cannot start keeps nobody else from it."""
+
+    async def scenario(deck: Verbs) -> None:
+        names = [f"w{number}" for number in range(7)]
+        before = {one.name: one.pid for one in await deck.start_many(dict.fromkeys(names, FOREVER))}
+        told: list[str] = []
+        after = await deck.restart_many(names, parallel=3, progress=lambda name, _: told.append(name))
+        assert [one.name for one in after] == sorted(told) == names
+        assert all(one.state is State.RUNNING and one.pid not in {None, before[one.name]} for one in after)
+        assert {one.restarts for one in await deck.list()} == {1}
+        # The events tell the order: nobody of the next group is touched before all of this one run again.
+        kinds = ("stopping", "restarted")
+        told_in_order = [(one.worker, one.kind) for one in await deck.events() if one.kind in kinds]
+        down = itertools.accumulate(1 if kind == "stopping" else -1 for _, kind in told_in_order)
+        assert max(down) == 3
+        with pytest.raises(UnknownWorker):
+            await deck.restart_many(["w0", "nobody"])
+        with pytest.raises(SpecError):
+            await deck.restart_many(["w0"], parallel=0)
+        assert (await deck.status("w0")).restarts == 1
 
     on_deck(scenario)
 

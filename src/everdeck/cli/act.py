@@ -12,11 +12,11 @@ from everdeck.cli import DONE, FAILED, USED_WRONGLY
 from everdeck.cli.reach import Reached, reached
 from everdeck.errors import EverdeckError, NameRefused, UnknownWorker
 from everdeck.model import WorkerStatus, worker_name
+from everdeck.verbs import MOST_AT_ONCE, RESTARTS_AT_ONCE
 
 _PAST = {"stop": "stopped", "restart": "restarted", "reset": "reset", "remove": "removed"}
 MANY = 20
-AT_ONCE = 16
-MOST_AT_ONCE = 256
+RESETS_AT_ONCE = 16
 
 
 def stop_options(parser: ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def restart_options(parser: ArgumentParser) -> None:
         "--parallel",
         metavar="N",
         type=_parallel,
-        default=AT_ONCE,
+        default=RESTARTS_AT_ONCE,
         help=f"at most so many at the same time, 1-{MOST_AT_ONCE} (default %(default)s); 1 is a rolling restart",
     )
 
@@ -142,9 +142,11 @@ def _on_many(
         with contextlib.suppress(EverdeckError):
             deck.stop_many([name for name in names if name in known], lambda _status: advance())
         return [_result(deck, verb, name) for name in names]
+    if verb == "restart":
+        return _restarted(deck, names, options.parallel, advance)
     from concurrent.futures import ThreadPoolExecutor
 
-    parallel = min(len(names) or 1, getattr(options, "parallel", AT_ONCE))
+    parallel = min(len(names) or 1, RESETS_AT_ONCE)
     waiting = iter(enumerate(names))
     results: dict[int, dict[str, Any]] = {}
 
@@ -161,11 +163,33 @@ def _on_many(
     return [results[number] for number in range(len(names))]
 
 
+def _restarted(deck: Reached, names: list[str], parallel: int, advance: Callable[[], object]) -> list[dict[str, Any]]:
+    """Restart all that are known, in groups; the owner tells of each."""
+    answers: dict[str, WorkerStatus | Exception] = {}
+
+    def progress(name: str, answer: WorkerStatus | Exception) -> None:
+        answers[name] = answer
+        advance()
+
+    known = {status.name for status in deck.list()}
+    with contextlib.suppress(ExceptionGroup):
+        deck.restart_many([name for name in names if name in known], parallel, progress)
+    return [_result(deck, "restart", name) if name not in answers else _answered(name, answers[name]) for name in names]
+
+
+def _answered(name: str, answer: WorkerStatus | Exception) -> dict[str, Any]:
+    if isinstance(answer, WorkerStatus):
+        return {"name": name, "ok": True, "status": msgspec.to_builtins(answer)}
+    if not isinstance(answer, EverdeckError):
+        raise answer
+    return {"name": name, "ok": False, "problem": {"detail": str(answer), **_told(answer)}}
+
+
 def _result(deck: Reached, verb: str, name: str) -> dict[str, Any]:
     try:
         status = on_one(deck, verb, name)
     except (EverdeckError, NameRefused) as error:
-        return {"name": name, "ok": False, "problem": {"detail": str(error), **_told(error)}}
+        return _answered(name, error)
     return {"name": name, "ok": True, "status": None if verb == "remove" else status}
 
 

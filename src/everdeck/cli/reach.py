@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from everdeck.cli import SCHEMES
 from everdeck.model import Event, WorkerSpec, WorkerStatus
-from everdeck.verbs import Inspection, Member
+from everdeck.verbs import Inspection, Member, Started
 from everdeck.wire import requests
 from everdeck.wire.client import PATIENCE_SECONDS, WireClient
 
@@ -42,6 +42,9 @@ class Reached(Protocol):
 
     def restart(self, name: str) -> WorkerStatus:
         """As :meth:`everdeck.verbs.Verbs.restart`."""
+
+    def restart_many(self, names: builtins.list[str], parallel: int, progress: Started) -> object:
+        """As :meth:`everdeck.verbs.Verbs.restart_many`."""
 
     def reset(self, name: str) -> WorkerStatus:
         """As :meth:`everdeck.verbs.Verbs.reset`."""
@@ -122,6 +125,10 @@ class _Here:
     def restart(self, name: str) -> WorkerStatus:
         return self._client.ask(requests.Restart(name))
 
+    def restart_many(self, names: builtins.list[str], parallel: int, progress: Started) -> object:
+        many = requests.RestartMany(names, parallel, progress=True)
+        return self._client.ask(many, lambda told: progress(told.name, told.answer))
+
     def reset(self, name: str) -> WorkerStatus:
         return self._client.ask(requests.Reset(name))
 
@@ -189,6 +196,9 @@ class _Elsewhere:
 
     def restart(self, name: str) -> WorkerStatus:
         return self._run(self._deck.restart(name))
+
+    def restart_many(self, names: builtins.list[str], parallel: int, progress: Started) -> object:
+        return self._run(self._deck.restart_many(names, parallel=parallel, progress=progress))
 
     def reset(self, name: str) -> WorkerStatus:
         return self._run(self._deck.reset(name))

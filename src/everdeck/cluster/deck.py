@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -62,7 +62,18 @@ from everdeck.model import (
     WorkerStatus,
     worker_name,
 )
-from everdeck.verbs import Abilities, Inspection, Member, Name, Run, Started, Stopped, Workers
+from everdeck.verbs import (
+    RESTARTS_AT_ONCE,
+    Abilities,
+    Inspection,
+    Member,
+    Name,
+    Run,
+    Started,
+    Stopped,
+    Workers,
+    checked_parallel,
+)
 from everdeck.wire import requests as ask
 
 START_SECONDS: Final = 120.0
@@ -312,23 +323,37 @@ class ClusterDeck:
             if command is not None or fields:
                 check(WorkerSpec.of(() if command is None else command, **fields), self.settings)
             wanted[key] = command
-        gate = asyncio.Semaphore(_AT_ONCE)
+
+        def start(name: WorkerName) -> Awaitable[WorkerStatus]:
+            return self.start(name, wanted[name], replace=replace, **fields)
+
+        return await self._each(list(wanted), start, asyncio.Semaphore(_AT_ONCE), progress, "started")
+
+    async def _each(
+        self,
+        names: Sequence[WorkerName],
+        act: Callable[[WorkerName], Awaitable[WorkerStatus]],
+        gate: asyncio.Semaphore,
+        progress: Started | None,
+        done: str,
+    ) -> builtins.list[WorkerStatus]:
+        """Act on each, as many at a time as the gate lets in; what fails is raised together, in the end."""
         answers: dict[WorkerName, WorkerStatus | Exception] = {}
 
-        async def one(name: WorkerName, command: Run) -> None:
+        async def one(name: WorkerName) -> None:
             async with gate:
                 try:
-                    answers[name] = await self.start(name, command, replace=replace, **fields)
+                    answers[name] = await act(name)
                 except EverdeckError as error:
                     answers[name] = error
             if progress is not None:
                 progress(name, answers[name])
 
-        await asyncio.gather(*(one(name, command) for name, command in wanted.items()))
+        await asyncio.gather(*(one(name) for name in names))
         failed = [answer for answer in answers.values() if isinstance(answer, Exception)]
         if failed:
-            raise ExceptionGroup(f"{len(failed)} of {len(wanted)} workers could not be started", failed)
-        return [answer for name in wanted if isinstance(answer := answers[name], WorkerStatus)]
+            raise ExceptionGroup(f"{len(failed)} of {len(names)} workers could not be {done}", failed)
+        return [answer for name in names if isinstance(answer := answers[name], WorkerStatus)]
 
     async def stop(self, name: Name) -> WorkerStatus:
         """Scale it to 0, and wait until its pod is gone; of a pod on a dead node, until its Lease is over."""
@@ -371,6 +396,16 @@ class ClusterDeck:
         if known.wanted:
             await self._api.delete("Pod", pod_name(key))
         return await self._scaled_up(key)
+
+    async def restart_many(
+        self, names: Iterable[Name], *, parallel: int = RESTARTS_AT_ONCE, progress: Started | None = None
+    ) -> builtins.list[WorkerStatus]:
+        """So many at a time; each has its own fate."""
+        keys = list(dict.fromkeys(worker_name(name) for name in names))
+        for key in keys:
+            self._known(key)
+        gate = asyncio.Semaphore(checked_parallel(parallel))
+        return await self._each(keys, self.restart, gate, progress, "restarted")
 
     async def reset(self, name: Name) -> WorkerStatus:
         """Forget its crashes: the pod's deck does, in place; without a pod the next start does."""

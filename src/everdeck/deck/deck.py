@@ -29,7 +29,19 @@ from everdeck.errors import DeckClosed, SpecError, Unsupported
 from everdeck.messages import FeedStatus, Letter, LetterVerb, MessageStream, Which
 from everdeck.model import Event, EventKind, Layer, ProcessInfo, WorkerSpec, WorkerStatus, worker_name
 from everdeck.statedir import StateDir
-from everdeck.verbs import Abilities, Inspection, Member, Name, OpenDeck, Run, Started, Stopped, Verbs, Workers
+from everdeck.verbs import (
+    RESTARTS_AT_ONCE,
+    Abilities,
+    Inspection,
+    Member,
+    Name,
+    OpenDeck,
+    Run,
+    Started,
+    Stopped,
+    Verbs,
+    Workers,
+)
 
 ACCEPTED: Final = "a directory of this machine, kubernetes:NAMESPACE, or http(s)://HOST:PORT"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
@@ -189,6 +201,12 @@ class AsyncDeck:
     async def restart(self, name: Name) -> WorkerStatus:
         """Stop a worker and start it again with the spec it has."""
         return await (await self._deck()).restart(name)
+
+    async def restart_many(
+        self, names: Iterable[Name], *, parallel: int = RESTARTS_AT_ONCE, progress: Started | None = None
+    ) -> builtins.list[WorkerStatus]:
+        """Restart many, in groups: at most ``parallel`` of them are down at the same time."""
+        return await (await self._deck()).restart_many(names, parallel=parallel, progress=progress)
 
     async def reset(self, name: Name) -> WorkerStatus:
         """Forget a worker's crashes; if it should run and does not, start it now."""

@@ -44,17 +44,30 @@ class Ending:
         progress: Callable[[Worker], None] | None = None,
     ) -> None:
         """Stop workers whose turn the caller has: intent, signals, proof, record; then ``wanted`` is what is wanted."""
+        for failure in (await self.stop_each(workers, wanted=wanted, progress=progress)).values():
+            raise failure
+
+    async def stop_each(
+        self,
+        workers: Sequence[Worker],
+        *,
+        wanted: Desired = "stopped",
+        progress: Callable[[Worker], None] | None = None,
+    ) -> dict[str, StopFailed]:
+        """As :meth:`stop`; returns whom it could not stop, and why."""
         to_end = self._record_intent(workers, wanted)
         crash_point("stop.intent-recorded")
         told = progress or (lambda _: None)
         for worker in workers:
             if worker.name not in to_end:
                 told(worker)
-        failures: list[StopFailed] = []
+        failures: dict[str, StopFailed] = {}
 
         def gone(outcomes: dict[str, Outcome]) -> None:
             crash_point("stop.tree-gone")
-            failures.extend(stop_failed(name, outcome) for name, outcome in outcomes.items() if not outcome.gone)
+            failures.update(
+                {name: stop_failed(name, outcome) for name, outcome in outcomes.items() if not outcome.gone}
+            )
             self._parts.note(
                 [self.stopped(to_end[name], outcome) for name, outcome in outcomes.items() if outcome.gone]
             )
@@ -68,8 +81,7 @@ class Ending:
             await self.end_trees([self.subject(worker) for worker in to_end.values()], gone)
         finally:
             self._listen_again(to_end.values())
-        if failures:
-            raise failures[0]
+        return failures
 
     def _listen_again(self, workers: Iterable[Worker]) -> None:
         """A stop was not finished: who still lives is heard of when it ends, who is dead is looked at again."""

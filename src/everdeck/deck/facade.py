@@ -23,7 +23,7 @@ from everdeck.deck.owner import ALL_LAYERS
 from everdeck.errors import DeckClosed
 from everdeck.messages import FeedStatus, Letter, LetterVerb, MessageStream, Which
 from everdeck.model import Event, Layer, ProcessInfo, WorkerSpec, WorkerStatus
-from everdeck.verbs import Abilities, Inspection, Member, Workers
+from everdeck.verbs import RESTARTS_AT_ONCE, Abilities, Inspection, Member, Workers
 
 _Answer = TypeVar("_Answer")
 
@@ -114,6 +114,16 @@ class Deck:
     def restart(self, name: str | int) -> WorkerStatus:
         """As :meth:`AsyncDeck.restart`."""
         return self._call(self._deck.restart(name))
+
+    def restart_many(
+        self,
+        names: Iterable[str | int],
+        *,
+        parallel: int = RESTARTS_AT_ONCE,
+        progress: Callable[[str, WorkerStatus | Exception], None] | None = None,
+    ) -> builtins.list[WorkerStatus]:
+        """As :meth:`AsyncDeck.restart_many`."""
+        return self._call(self._deck.restart_many(names, parallel=parallel, progress=progress))
 
     def reset(self, name: str | int) -> WorkerStatus:
         """As :meth:`AsyncDeck.reset`."""

@@ -22,7 +22,18 @@ from everdeck.logs import keeper as deck_logs
 from everdeck.model import Event, EventKind, Layer, ProcessInfo, WorkerSpec, WorkerStatus, worker_name
 from everdeck.registry import Registry, read_only
 from everdeck.statedir import StateDir
-from everdeck.verbs import Abilities, Inspection, Member, Name, Run, Started, Stopped, Workers
+from everdeck.verbs import (
+    RESTARTS_AT_ONCE,
+    Abilities,
+    Inspection,
+    Member,
+    Name,
+    Run,
+    Started,
+    Stopped,
+    Workers,
+    checked_parallel,
+)
 from everdeck.wire import requests as ask
 
 _BATCH: Final = 500
@@ -53,15 +64,7 @@ class MemberDeck(MessageVerbs):
             if key in wanted:
                 raise SpecError("workers", key, "each name once")
             wanted[key] = _spec(f"workers[{key!r}]", command, fields)
-        told: set[str] = set()
-
-        def tell(one: ask.Told) -> None:
-            if progress is not None and one.name not in told:  # an owner that took over tells of all again
-                told.add(one.name)
-                progress(one.name, one.answer)
-
-        many = ask.StartMany(wanted, replace, progress is not None)
-        return await self._membership.ask(many, tell if progress is not None else None)
+        return await self._membership.ask(ask.StartMany(wanted, replace, progress is not None), _each_once(progress))
 
     async def stop(self, name: Name) -> WorkerStatus:
         """As :meth:`Verbs.stop`."""
@@ -86,6 +89,14 @@ class MemberDeck(MessageVerbs):
     async def restart(self, name: Name) -> WorkerStatus:
         """As :meth:`Verbs.restart`."""
         return await self._membership.ask(ask.Restart(worker_name(name)))
+
+    async def restart_many(
+        self, names: Iterable[Name], *, parallel: int = RESTARTS_AT_ONCE, progress: Started | None = None
+    ) -> builtins.list[WorkerStatus]:
+        """As :meth:`Verbs.restart_many`."""
+        keys: builtins.list[str] = [worker_name(name) for name in names]
+        many = ask.RestartMany(keys, checked_parallel(parallel), progress is not None)
+        return await self._membership.ask(many, _each_once(progress))
 
     async def reset(self, name: Name) -> WorkerStatus:
         """As :meth:`Verbs.reset`."""
@@ -226,6 +237,20 @@ class _reading:  # noqa: N801 - reads as what it does, in a with statement
 
     def __exit__(self, *_: object) -> None:
         self._registry.close()
+
+
+def _each_once(progress: Started | None) -> Callable[[ask.Told], None] | None:
+    """For what comes over the wire: an owner that took over in the middle tells of all again."""
+    if progress is None:
+        return None
+    told: set[str] = set()
+
+    def tell(one: ask.Told) -> None:
+        if one.name not in told:
+            told.add(one.name)
+            progress(one.name, one.answer)
+
+    return tell
 
 
 def _spec(field: str, command: Run, fields: Mapping[str, Any]) -> WorkerSpec | None:

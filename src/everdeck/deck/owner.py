@@ -80,7 +80,16 @@ from everdeck.model import (
 from everdeck.registry import Registry, WorkerRecord
 from everdeck.registry.store import encoded_spec
 from everdeck.statedir import SOCKET
-from everdeck.verbs import Abilities, Inspection, Member, Run, Workers, still_asked
+from everdeck.verbs import (
+    RESTARTS_AT_ONCE,
+    Abilities,
+    Inspection,
+    Member,
+    Run,
+    Workers,
+    checked_parallel,
+    still_asked,
+)
 from everdeck.wire import handover
 from everdeck.wire.frames import VERSION, Welcome
 from everdeck.wire.handover import Given
@@ -484,6 +493,68 @@ class Owner(MessageVerbs):
                 raise
             return self._status(worker)
 
+    async def restart_many(
+        self,
+        names: Iterable[str | int],
+        *,
+        parallel: int = RESTARTS_AT_ONCE,
+        progress: Callable[[str, WorkerStatus | Exception], None] | None = None,
+    ) -> builtins.list[WorkerStatus]:
+        """Restart many, in groups that share their commits: at most ``parallel`` are down at the same time."""
+        keys = list(dict.fromkeys(worker_name(name) for name in names))
+        for key in keys:
+            self._known(key)
+        return await self._to_its_end(self._restart_many(keys, checked_parallel(parallel), progress))
+
+    async def _restart_many(
+        self,
+        keys: Sequence[WorkerName],
+        parallel: int,
+        progress: Callable[[str, WorkerStatus | Exception], None] | None,
+    ) -> builtins.list[WorkerStatus]:
+        answers: dict[WorkerName, WorkerStatus | BaseException] = {}
+        for first in range(0, len(keys), parallel):
+            told = await self._restart_group(keys[first : first + parallel])
+            await self._parts().durability.answerable()
+            for name, answer in told.items():
+                answers[name] = answer
+                if progress is not None and isinstance(answer, WorkerStatus | Exception):
+                    progress(name, answer)
+        return _all_started({key: answers[key] for key in keys}, "restarted")
+
+    async def _restart_group(self, keys: Sequence[WorkerName]) -> dict[WorkerName, WorkerStatus | BaseException]:
+        """Stop some workers together and start them together; each has its own answer."""
+        parts = self._parts()
+        answers: dict[WorkerName, WorkerStatus | BaseException] = {}
+        async with parts.turns.of_all(keys):
+            self._parts()
+            workers: builtins.list[Worker] = []
+            for key in keys:
+                worker = parts.workers.get(key)
+                if worker is None:  # removed since it was asked for
+                    answers[key] = self._unknown(key)
+                elif parts.deeds.is_done(key):
+                    answers[key] = self._status(worker)
+                elif (refusal := _waits_for_a_person(worker.record)) is not None:
+                    answers[key] = refusal
+                else:
+                    workers.append(worker)
+            unstopped = await self._ending.stop_each(workers, wanted="running")
+            crash_point("restart.stopped")
+            orders = [
+                Launch(one, EventKind.RESTARTED, one.record.spec, one.record, {"by": "request"})
+                for one in workers
+                if one.name not in unstopped
+            ]
+            await self._starting.launch_all(orders)
+            for order in orders:
+                if isinstance(order.failure, EverdeckError) and not isinstance(
+                    order.failure, RecordBroken | LockConflict
+                ):
+                    self._healing.could_not_run(order.worker, order.before, order.failure)
+                answers[order.worker.record.name] = order.failure or self._status(order.worker, fresh=True)
+            return {key: unstopped.get(key) or answers[key] for key in keys}
+
     async def reset(self, name: str | int) -> WorkerStatus:
         """Forget a worker's crashes; if it should run and does not, start it now."""
         key = worker_name(name)
@@ -856,17 +927,19 @@ def _why_failed(record: WorkerRecord) -> str:
     return why if record.reason is None else f"{why}: {record.reason}"
 
 
-def _all_started(answers: Mapping[WorkerName, WorkerStatus | BaseException]) -> list[WorkerStatus]:
+def _all_started(
+    answers: Mapping[WorkerName, WorkerStatus | BaseException], done: str = "started"
+) -> list[WorkerStatus]:
     """The statuses, or what was refused, together."""
     refused: list[Exception] = []
     for name, answer in answers.items():
         if isinstance(answer, Exception):
-            answer.add_note(f"while starting worker {name!r}")
+            answer.add_note(f"worker {name!r} was not {done}")
             refused.append(answer)
         elif isinstance(answer, BaseException):
             raise answer
     if refused:
-        raise ExceptionGroup(f"{len(refused)} of {len(answers)} workers could not be started", refused)
+        raise ExceptionGroup(f"{len(refused)} of {len(answers)} workers could not be {done}", refused)
     return [answer for answer in answers.values() if isinstance(answer, WorkerStatus)]
 
 

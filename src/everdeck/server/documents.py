@@ -14,6 +14,7 @@ from everdeck.faults import Fault
 from everdeck.model import Hold, Secret, State, WorkerSpec, WorkerStatus
 from everdeck.server.problems import Problem
 from everdeck.specforms import optional_fields, view_fields
+from everdeck.verbs import MOST_AT_ONCE, RESTARTS_AT_ONCE
 
 NAME_RULE = Meta(
     description="1-128 characters of A-Z a-z 0-9 . _ - @ : +, but not '.' or '..'",
@@ -106,7 +107,9 @@ class Bulk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     verb: Literal["start", "stop", "restart", "reset", "remove"]
     names: list[str] | Literal["all"]
-    parallel: Annotated[int, Meta(ge=1, le=256, description="How many are restarted or reset at the same time.")] = 16
+    parallel: Annotated[
+        int, Meta(ge=1, le=MOST_AT_ONCE, description="How many are restarted or reset at the same time.")
+    ] = RESTARTS_AT_ONCE
 
 
 class BulkResult(msgspec.Struct, frozen=True):
@@ -199,6 +202,13 @@ class StopMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Workers to stop together."""
 
     names: list[str] | Literal["all"]
+
+
+class RestartMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Workers to restart, and how many of them may be down at the same time."""
+
+    names: list[str] | Literal["all"]
+    parallel: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = RESTARTS_AT_ONCE
 
 
 class ManyTold(msgspec.Struct, frozen=True, omit_defaults=True):

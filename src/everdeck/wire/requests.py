@@ -13,7 +13,7 @@ import msgspec
 
 from everdeck.faults import Fault, error_of, fault_of
 from everdeck.model import Event, EventKind, Layer, ProcessInfo, WorkerSpec, WorkerStatus
-from everdeck.verbs import Abilities, Inspection, Member, Verbs
+from everdeck.verbs import RESTARTS_AT_ONCE, Abilities, Inspection, Member, Verbs
 
 T = TypeVar("T")
 
@@ -136,6 +136,22 @@ class Restart(Verb[WorkerStatus], frozen=True, tag="restart"):
     def call(self, deck: Served, tell: Callable[[Any], None]) -> Awaitable[WorkerStatus]:  # noqa: ARG002
         """As :meth:`Verbs.restart`."""
         return deck.restart(self.name)
+
+
+class RestartMany(Verb[list[WorkerStatus]], frozen=True, tag="restart_many"):
+    """Restart some, so many at the same time."""
+
+    names: list[str]
+    parallel: int = RESTARTS_AT_ONCE
+    progress: bool = False
+    answers: ClassVar[Any] = list[WorkerStatus]
+    items: ClassVar[Any] = Told
+    deed: ClassVar[EventKind | None] = EventKind.RESTARTED
+
+    def call(self, deck: Served, tell: Callable[[Any], None]) -> Awaitable[list[WorkerStatus]]:
+        """As :meth:`Verbs.restart_many`."""
+        told = (lambda name, answer: tell(Told.of(name, answer))) if self.progress else None
+        return deck.restart_many(self.names, parallel=self.parallel, progress=told)
 
 
 class Reset(Verb[WorkerStatus], frozen=True, tag="reset"):
@@ -362,7 +378,7 @@ class Wakes(Stream[int], frozen=True, tag="wakes"):
 
 
 ALL = (
-    *(Start, StartMany, StopMany, StopAll, Restart, Reset, Remove, Adopt, Reconcile, RecordEvent),
+    *(Start, StartMany, StopMany, StopAll, Restart, RestartMany, Reset, Remove, Adopt, Reconcile, RecordEvent),
     *(Status, List, Inspect, Spec, Tree, Layers, Logs, Events, LastEventId, AskAbilities, Members),
     *(Follow, FollowLogs, Wakes),
 )

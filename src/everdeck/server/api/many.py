@@ -13,16 +13,17 @@ from litestar.params import JSONBody
 from litestar.response import Stream
 
 from everdeck.access import Role
-from everdeck.errors import EverdeckError, NameRefused
+from everdeck.errors import EverdeckError, NameRefused, UnknownWorker
 from everdeck.faults import fault_of
 from everdeck.model import WorkerStatus, worker_name
 from everdeck.server import applying
 from everdeck.server.api.asking import ACTS, Asked, services_of
 from everdeck.server.api.workers import WorkerVerb, acted
-from everdeck.server.documents import Bulk, BulkResult, BulkResults, ManyTold, StartMany, StopMany
+from everdeck.server.documents import Bulk, BulkResult, BulkResults, ManyTold, RestartMany, StartMany, StopMany
 from everdeck.server.entrance import grant_of
 from everdeck.server.problems import problem_of
 from everdeck.server.services import Services
+from everdeck.verbs import Started
 
 # Ten thousand workers, each with its spec.
 MOST_BODY_BYTES: Final = 64_000_000
@@ -46,6 +47,8 @@ async def act_on_many(request: Asked, data: JSONBody[Bulk]) -> BulkResults:
         names = list(dict.fromkeys(data.names))
     if data.verb == "start":
         return BulkResults(await _started_together(services, names))
+    if data.verb == "restart":
+        return BulkResults(await _restarted_in_groups(services, names, data.parallel))
     if data.verb in {"stop", "remove"}:
         await _stopped_together(services, names)
     gate = asyncio.Semaphore(data.parallel)
@@ -74,16 +77,25 @@ async def start_many(request: Asked, data: JSONBody[StartMany]) -> Stream:
     grant_of(request).require(Role.ADMIN if named else Role.OPERATE, "start")
     deck = services_of(request).deck
 
-    async def started(tell: Callable[[ManyTold], None]) -> list[WorkerStatus]:
-        def progress(name: str, answer: WorkerStatus | Exception) -> None:
-            if isinstance(answer, WorkerStatus):
-                tell(ManyTold(name=name, status=answer))
-            else:
-                tell(ManyTold(name=name, fault=fault_of(answer)))
+    return await _told_as_it_goes(
+        lambda tell: deck.start_many(data.workers, replace=data.replace, progress=_telling(tell))
+    )
 
-        return await deck.start_many(data.workers, replace=data.replace, progress=progress)
 
-    return await _told_as_it_goes(started)
+@post("/api/v1/restart-many", responses=_TOLD, status_code=200, request_max_body_size=MOST_BODY_BYTES, tags=["workers"])
+async def restart_many(request: Asked, data: JSONBody[RestartMany]) -> Stream:
+    """A line of JSON for each worker as it runs again or is refused, and one for all of them at the end.
+
+    They are restarted in groups: at most `parallel` are down at the same time.
+    """
+    grant_of(request).require(Role.OPERATE, "restart")
+    deck = services_of(request).deck
+
+    async def restarted(tell: Callable[[ManyTold], None]) -> list[WorkerStatus]:
+        names = [status.name for status in await deck.glance()] if isinstance(data.names, str) else data.names
+        return await deck.restart_many(names, parallel=data.parallel, progress=_telling(tell))
+
+    return await _told_as_it_goes(restarted)
 
 
 @post("/api/v1/stop-many", responses=_TOLD, status_code=200, request_max_body_size=MOST_BODY_BYTES, tags=["workers"])
@@ -99,7 +111,7 @@ async def stop_many(request: Asked, data: JSONBody[StopMany]) -> Stream:
     return await _told_as_it_goes(stopped)
 
 
-HANDLERS: Final[list[HTTPRouteHandler]] = [act_on_many, start_many, stop_many]
+HANDLERS: Final[list[HTTPRouteHandler]] = [act_on_many, start_many, restart_many, stop_many]
 
 
 async def _told_as_it_goes(act: Callable[[Callable[[ManyTold], None]], Awaitable[list[WorkerStatus]]]) -> Stream:
@@ -130,6 +142,16 @@ async def _told_as_it_goes(act: Callable[[Callable[[ManyTold], None]], Awaitable
     return Stream(told(), media_type="application/x-ndjson", headers={"cache-control": "no-store"})
 
 
+def _telling(tell: Callable[[ManyTold], None]) -> Started:
+    def progress(name: str, answer: WorkerStatus | Exception) -> None:
+        if isinstance(answer, WorkerStatus):
+            tell(ManyTold(name=name, status=answer))
+        else:
+            tell(ManyTold(name=name, fault=fault_of(answer)))
+
+    return progress
+
+
 def _line(told: ManyTold) -> bytes:
     return msgspec.json.encode(told) + b"\n"
 
@@ -145,6 +167,22 @@ async def _started_together(services: Services, names: list[str]) -> list[BulkRe
             answers[name] = error
     with contextlib.suppress(ExceptionGroup):
         await services.deck.start_many(dict.fromkeys(checked), progress=answers.__setitem__)
+    return [applying.result_of(name, answers[name]) for name in names]
+
+
+async def _restarted_in_groups(services: Services, names: list[str], parallel: int) -> list[BulkResult]:
+    """Restart all in groups that share their commits; who is not known has its own result."""
+    known = {status.name for status in await services.deck.glance()}
+    answers: dict[str, WorkerStatus | Exception] = {}
+    for name in names:
+        if name not in known:
+            try:
+                answers[name] = UnknownWorker.among(worker_name(name), known)
+            except NameRefused as error:
+                answers[name] = error
+    with contextlib.suppress(ExceptionGroup):
+        asked = [name for name in names if name in known]
+        await services.deck.restart_many(asked, parallel=parallel, progress=answers.__setitem__)
     return [applying.result_of(name, answers[name]) for name in names]
 
 
