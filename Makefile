@@ -14,7 +14,7 @@ SEED ?= 1
 
 # Real programs that tests drive: PROGRAM=DEBIAN-PACKAGE. Without them their tests are skipped with a reason.
 TEST_PROGRAMS := chromium=chromium redis-server=redis-server node=nodejs strace=strace gcc=gcc nginx=nginx-light git=git \
-  dovecot=dovecot-imapd /usr/lib/dovecot/submission=dovecot-submissiond openssl=openssl smtpd=opensmtpd prosody=prosody
+  dovecot=dovecot-imapd /usr/lib/dovecot/submission=dovecot-submissiond openssl=openssl smtpd=opensmtpd prosody=prosody runc=runc
 BENCH_PROGRAMS := gcc=gcc
 
 help: ## this list

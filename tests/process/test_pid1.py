@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.cli_daemon import PATIENCE_SECONDS
+from support.hung_mount import hung_mount
 from support.waiting import until
 
 # Leaves an orphan behind that ends at once: a zombie until PID 1 reaps it.
@@ -65,6 +66,13 @@ class Container:
 
 @pytest.fixture
 def container(tmp_path: Path) -> Iterator[Container]:
+    """One that is gone afterwards."""
+    with _contained(tmp_path) as container:
+        yield container
+
+
+@contextlib.contextmanager
+def _contained(tmp_path: Path) -> Iterator[Container]:
     """One that is gone afterwards with everything in it: when PID 1 dies, the kernel kills the rest."""
     if os.getuid() != 0:
         pytest.skip("needs root for a pid namespace with its own /proc")
@@ -96,6 +104,36 @@ def test_sigterm_stops_adoptable_workers_politely_and_they_come_back(container: 
     finally:
         os.kill(again.daemon(), signal.SIGTERM)
         again.process.wait(PATIENCE_SECONDS)
+
+
+def test_the_exit_code_is_1_when_somebody_could_not_be_stopped(tmp_path: Path) -> None:
+    """A worker that survives SIGKILL, because what it waits for never answers, is told of and in the exit code."""
+
+    def asks() -> bool:
+        return any("request_wait_answer" in _waits_in(entry) for entry in _running(asked))
+
+    asked = f"{tmp_path}/hung/x"
+    with hung_mount(tmp_path / "hung") as server, _contained(tmp_path) as container:
+        container.types("start", "stuck", "--grace", "0.1", "--", "cat", asked)
+        until(asks, "nobody waits for the hung mount")
+        os.kill(container.daemon(), signal.SIGTERM)
+        until(lambda: "could not be stopped: stuck" in container.log.read_text(), "it was not told")
+        server.kill()  # PID 1 has left; the kernel waits for everybody else in there
+        assert container.process.wait(PATIENCE_SECONDS) == 1
+
+
+def _running(argument: str) -> Iterator[Path]:
+    """The processes that were given this argument."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and argument.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                yield entry
+
+
+def _waits_in(process: Path) -> str:
+    with contextlib.suppress(OSError):
+        return (process / "wchan").read_text()
+    return ""
 
 
 def test_orphans_are_reaped_also_after_a_reload(container: Container) -> None:

@@ -57,9 +57,17 @@ class Stat:
 
 @cache
 def boot_id() -> str:
-    """The kernel's random name of this boot."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123 - kernel files are read as files
-        return file.read().strip()
+    """The kernel's random name of this boot.
+
+    A container may have no ``/proc/sys``. Its pid namespace and the start of its PID 1 serve as well: processes of an
+    earlier container are as gone as those of an earlier boot, and both names are another one after a boot.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123 - kernel files are read as files
+            return file.read().strip()
+    except OSError:
+        namespace = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 - a kernel file
+        return f"pid-namespace-{namespace}-{read_stat(1).start_ticks}"
 
 
 def boottime() -> float:

@@ -15,7 +15,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _CLEAR_ALL = 24, 38, 47, 4
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _CLEAR_ALL = 23, 24, 38, 47, 4
+_MOST_CAPABILITIES = 64
 _CAPGET, _CAPSET = (90, 91) if os.uname().machine == "aarch64" else (125, 126)
 _LANDLOCK_RESTRICT_SELF = 446
 _SECCOMP = 277 if os.uname().machine == "aarch64" else 317
@@ -129,8 +130,10 @@ def _checked(answer: int) -> None:
 def _empty_capabilities(libc: Any) -> None:
     import ctypes  # noqa: PLC0415 - loaded already
 
-    last = int(open("/proc/sys/kernel/cap_last_cap", encoding="ascii").read())  # noqa: PTH123, SIM115 - the exec closes it
-    for one in range(last + 1):
+    # PR_CAPBSET_READ tells where the list ends; /proc/sys, which does too, is missing in some containers.
+    for one in range(_MOST_CAPABILITIES):
+        if libc.prctl(_PR_CAPBSET_READ, one, 0, 0, 0) < 0:
+            break
         _checked(libc.prctl(_PR_CAPBSET_DROP, one, 0, 0, 0))
     libc.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
