@@ -52,6 +52,12 @@ COMPANIONS = (
     Companion("bench/feed/throughput.py", "a durable bot's speed beside a stock one's"),
     Companion("bench/feed_inbox.py", "what the inbox alone carries", (), ("50000",)),
     Companion(
+        "bench/satellites.py",
+        "a satellite of each kind: latency, throughput, memory, wake-ups while idle",
+        (),
+        ("--messages", "100", "--idle", "10"),
+    ),
+    Companion(
         "bench/page/cost.py",
         "what one open page costs the daemon",
         (),

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import itertools
 import json
 import re
 import time
@@ -31,6 +32,7 @@ from everdeck.satellites.cron import Cron
 from everdeck.satellites.targets import signature
 from everdeck.satellites.webhook import refusal
 from everdeck.testing.satellites import NAME, Victim, kill_trial
+from everdeck.testing.telegram import TelegramServer
 from support.sat_clock import FastClock, needs_gcc
 from support.sat_trial import patience, size, tell
 from support.sat_waiting import until, until_async
@@ -162,20 +164,32 @@ def test_a_request_is_stored_before_it_is_answered_and_recognised_when_it_comes_
     run(scenario)
 
 
-def test_telegrams_webhook_mode_checks_the_secret_token(state: Path, run: Run) -> None:
-    """The update becomes the same message as by polling; the header is compared."""
+def test_telegrams_webhook_mode_checks_the_secret_token(state: Path, bot: TelegramServer, run: Run) -> None:
+    """The update becomes the same message as by polling, files and replies included; the header is compared."""
+    update = {"update_id": 7, "message": {"chat": {"id": 5}, "from": {"id": 6}, "date": 1, "text": "hi"}}
+    bot.send_file("b.txt", b"content")
+    (with_file,) = httpx.get(f"{bot.url}/bot{bot.token}/getUpdates").json()["result"]
 
     async def scenario() -> None:
         async with AsyncDeck(state) as deck, httpx.AsyncClient() as client:
-            await deck.start("hook", hook(state, secret="shh", preset="telegram"))
+            options = {"path": "/hook", "preset": "telegram", "base_url": bot.url}
+            secrets = {"SECRET": "shh", "TOKEN": bot.token}
+            await deck.start("hook", Satellite.of("webhook", options, secrets=secrets, restart=AGAIN))
             url = await _url(deck)
-            update = {"update_id": 7, "message": {"chat": {"id": 5}, "from": {"id": 6}, "date": 1, "text": "hi"}}
             assert (await client.post(url, json=update)).status_code == 401
             secret = {"x-telegram-bot-api-secret-token": "shh"}
             assert (await client.post(url, json={"no": 1}, headers=secret)).status_code == 400
             assert (await client.post(url, json=update, headers=secret)).status_code == 200
-            async with deck.messages("hook") as messages, await anext(messages) as message:
-                assert (message.channel, message.conversation, message.text) == ("telegram", "5", "hi")
+            bot.fail("getFile", 502, "Bad Gateway")
+            assert (await client.post(url, json=with_file, headers=secret)).status_code == 503
+            assert (await client.post(url, json=with_file, headers=secret)).status_code == 200
+            async with deck.messages("hook") as messages:
+                async with await anext(messages) as message:
+                    assert (message.channel, message.conversation, message.text) == ("telegram", "5", "hi")
+                    await message.reply("hello")
+                async with await anext(messages) as message:
+                    assert Path(message.attachments[0].path).read_bytes() == b"content"
+            await until(lambda: [call.params["text"] for call in bot.calls("sendMessage")] == ["hello"], "the reply")
 
     run(scenario)
 
@@ -250,6 +264,36 @@ def test_kill_trial_of_a_listener(state: Path, who: Victim) -> None:
     assert trial.kills == kills
     assert trial.lost == []
     assert trial.handled_again <= (kills if who == "host" else 0)
+
+
+@needs_gcc
+def test_a_clock_that_is_set_skips_nothing_and_fires_nothing_twice(state: Path, run: Run) -> None:
+    """While it runs: an hour ahead, every tick of it comes; a day back, ticks go on, though that time was before."""
+
+    async def scenario() -> None:
+        clock = FastClock(state, rate=300.0)
+        async with AsyncDeck(state) as deck:
+            await deck.start("tick", Satellite.cron("*/10 * * * *", missed="all", env=clock.env))
+            seen: list[datetime] = []
+            async with deck.messages("tick") as messages:
+
+                async def upto(moment: float) -> None:
+                    while not seen or seen[-1].timestamp() < moment - 600:
+                        async with await anext(messages) as message:
+                            seen.append(datetime.fromisoformat(message.text))
+
+                await upto(clock.now())
+                clock.set_by(3600)
+                await upto(clock.now())
+                apart = {later - earlier for earlier, later in itertools.pairwise(seen)}
+                assert apart == {timedelta(minutes=10)}
+                before = len(seen)
+                clock.set_by(-86_400)
+                async with await anext(messages) as message:
+                    assert datetime.fromisoformat(message.text) < seen[0]
+                assert len(set(seen)) == before >= 7
+
+    run(scenario)
 
 
 class _Clock:

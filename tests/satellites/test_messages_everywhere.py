@@ -34,7 +34,8 @@ def test_a_plain_program_reads_over_http_too(state: Path, bot: TelegramServer) -
 
 def test_any_language_can_read_ack_reply_and_send(state: Path, bot: TelegramServer, run: Run) -> None:
     """The stream as bytes: a claim per message; what is not finished comes again when the stream ends."""
-    bot.say("hello", chat_id=7)
+    content = bytes(range(256)) * 5000
+    bot.send_file('../über "x".bin', content, caption="hello", chat_id=7)
 
     async def scenario(daemon: Served) -> None:
         headers = {"authorization": f"Bearer {daemon.token}"}
@@ -58,6 +59,9 @@ def test_any_language_can_read_ack_reply_and_send(state: Path, bot: TelegramServ
                 late = await client.post(f"/api/v1/messages/{first['claim']}/ack", json={})
                 assert (late.status_code, late.json()["type"]) == (409, "urn:everdeck:message-lost")
                 claim = again["claim"]
+                file = await client.get(f"/api/v1/messages/{claim}/attachments/0")
+                assert (file.status_code, file.content == content) == (200, True)
+                assert (await client.get(f"/api/v1/messages/{claim}/attachments/1")).status_code == 409
                 assert (await client.post(f"/api/v1/messages/{claim}/reply", json={"text": "one"})).status_code == 200
                 assert answers(bot) == []
                 done = await client.post(f"/api/v1/messages/{claim}/ack", json={"replies": [{"text": "two"}]})

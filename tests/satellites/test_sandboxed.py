@@ -1,4 +1,4 @@
-"""A satellite under a strict sandbox: it works, with its own ports and nothing more."""
+"""Satellites under a strict sandbox: they work, with their own ports and nothing more."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -9,27 +9,54 @@ import pytest
 from everdeck import AsyncDeck, LimitUnavailable, Satellite
 from everdeck.model import Sandbox
 from everdeck.testing.telegram import TelegramServer
-from support.sat_waiting import until
+from support.sat_mail import Dovecot, Smtpd, a_mail, needs_dovecot, needs_smtpd
+from support.sat_waiting import until, until_async
 
 Run = Callable[[Callable[[], Awaitable[Any]]], Any]
+STRICT = Sandbox("strict")
 
 
-def test_a_strict_sandbox_has_the_account_s_port_and_no_other(state: Path, bot: TelegramServer, run: Run) -> None:
-    """The spec lists the one port; the satellite polls, stores and sends under it."""
+@needs_dovecot
+@needs_smtpd
+def test_every_kind_works_in_a_strict_sandbox_with_the_ports_of_its_account(
+    state: Path, bot: TelegramServer, run: Run
+) -> None:
+    """The spec lists the ports of the account and no other; each polls, stores, listens and sends under it."""
     bot.say("hello")
-    spec = Satellite.telegram(bot.token, base_url=bot.url, first_run="take", sandbox=Sandbox("strict"))
-    assert spec.sandbox.tcp_connect == (bot.port,)
 
-    async def scenario() -> None:
+    async def scenario(imap: Dovecot, smtp: Smtpd) -> None:
+        imap.deliver(a_mail("hello"))
+        place = {"host": "127.0.0.1", "port": imap.port, "tls": "off", "first_run": "take"}
+        out = {"smtp_host": "127.0.0.1", "smtp_port": smtp.port, "smtp_tls": "off"}
+        specs = {
+            "tg": Satellite.telegram(bot.token, base_url=bot.url, first_run="take", sandbox=STRICT),
+            "mail": Satellite.gmail(imap.user, password=imap.password, sandbox=STRICT, **place, **out),
+            "out": Satellite.smtp("127.0.0.1", port=smtp.port, tls="off", sender="b@example.org", sandbox=STRICT),
+            "tick": Satellite.cron("0 3 * * *", sandbox=STRICT),
+            "hook": Satellite.webhook("/hook", sandbox=STRICT),
+        }
+        allowed = {name: spec.sandbox.tcp_connect for name, spec in specs.items()}
+        mail = tuple(sorted((imap.port, smtp.port)))
+        assert allowed == {"tg": (bot.port,), "mail": mail, "out": (smtp.port,), "tick": (), "hook": ()}
         async with AsyncDeck(state) as deck:
-            try:
-                await deck.start("bob", spec)
-            except LimitUnavailable as err:
-                pytest.skip(f"this machine has no strict sandbox: {err}")
-            async with deck.messages("bob") as messages, await anext(messages) as message:
-                await message.reply(f"re: {message.text}")
-            await until(
-                lambda: [call.params["text"] for call in bot.calls("sendMessage")] == ["re: hello"], "the answer"
-            )
+            for name, spec in specs.items():
+                try:
+                    await deck.start(name, spec)
+                except LimitUnavailable as err:
+                    pytest.skip(f"this machine has no strict sandbox: {err}")
+            await deck.send("out", to="carol@example.org", text="from the outbox")
+            async with deck.messages() as messages:
+                for _ in range(2):
+                    async with await anext(messages) as message:
+                        await message.reply(f"re: {message.text.strip()} by {message.channel}")
+            for name in specs:
+                await until_async(lambda name=name: _connected(deck, name), f"{name} is connected")
+            await until(lambda: [call.params["text"] for call in bot.calls("sendMessage")], "the answer")
+            await until(lambda: len(smtp.taken()) == 2, "both mails")
 
-    run(scenario)
+    with Dovecot() as imap, Smtpd() as smtp:
+        run(lambda: scenario(imap, smtp))
+
+
+async def _connected(deck: AsyncDeck, name: str) -> bool:
+    return (await deck.feed(name)).connection == "connected"

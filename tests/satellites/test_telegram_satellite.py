@@ -166,6 +166,44 @@ def test_a_message_that_is_refused_for_good_is_set_aside_and_the_rest_is_sent(
     run(scenario)
 
 
+def test_files_are_fetched_before_their_message_and_sent_with_a_reply(
+    state: Path, bot: TelegramServer, run: Run, tmp_path: Path
+) -> None:
+    """In ``data/``, byte for byte, under a safe name, though the server fails twice; too large a one is said so."""
+    content = bytes(range(256)) * 8000
+    bot.send_file("../../holiday.jpg", content, caption="look", chat_id=3)
+    bot.send_file("film.mp4", bytes(20_000_001), chat_id=4)
+    bot.fail("getFile", 502, "Bad Gateway")
+    bot.drop("file")
+    (tmp_path / "answer.txt").write_text("nice")
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            await deck.start("bob", spec_of(bot))
+            async with deck.messages("bob") as messages:
+                async with await anext(messages) as message:
+                    (file,) = message.attachments
+                    assert (message.text, file.name, file.size, file.problem) == (
+                        "look",
+                        "holiday.jpg",
+                        2_048_000,
+                        None,
+                    )
+                    assert file.media_type == "image/jpeg"
+                    assert Path(file.path).parent == state.resolve() / "workers/bob/data/files"
+                    assert Path(file.path).read_bytes() == content
+                    await message.reply("thanks", attachments=[tmp_path / "answer.txt"])
+                async with await anext(messages) as message:
+                    (file,) = message.attachments
+                    assert "larger than the 20 MB" in (file.problem or "")
+            await until(lambda: bot.calls("sendDocument"), "the file was sent")
+
+    run(scenario)
+    (call,) = bot.calls("sendDocument")
+    assert (call.params["chat_id"], call.params["document"]) == ("3", "<file answer.txt>")
+    assert answers(bot) == ["thanks"]
+
+
 def test_long_texts_are_sent_in_parts(state: Path, bot: TelegramServer, run: Run) -> None:
     """Nothing of a text is left out, and no part is longer than Telegram takes."""
     text = "\n".join(f"line {number} 😀" for number in range(600))

@@ -7,6 +7,8 @@ const server = hoodiecrow({ plugins, storage: JSON.parse(storage) });
 server.registerCapability("X-GM-EXT-1", (connection) => connection.state !== "Not Authenticated"); // the plug-in forgets
 server.server.on("connection", (socket) => socket.setNoDelay(true)); // as mail servers do
 server.server.listen(Number(port), "127.0.0.1", () => console.log(server.server.address().port));
+const idle = server.getCommandHandler("IDLE");
+server.setCommandHandler("IDLE", (connection, ...rest) => { idle(connection, ...rest); console.log("idle"); });
 require("readline").createInterface({ input: process.stdin })
   .on("line", (line) => {
     const mail = JSON.parse(line);

@@ -9,10 +9,13 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 import pytest
+
+from support.sat_waiting import until
 
 PACKAGE = "hoodiecrow-imap@2.1.0"
 PLACE = Path(sys.prefix) / "share" / "everdeck-tests"
@@ -43,6 +46,7 @@ class GmailLike:
         self._validity = uidvalidity
         self._mails: list[dict[str, str]] = []
         self._process: subprocess.Popen[str] | None = None
+        self._idles = self._idles_before = 0
         self.port = 0
 
     def __enter__(self) -> Self:
@@ -64,26 +68,38 @@ class GmailLike:
         )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
+        self._hearing = threading.Thread(target=self._hear, args=(self._process.stdout,))
+        self._hearing.start()
+
+    def _hear(self, lines: IO[str]) -> None:
+        for _ in lines:
+            self._idles += 1
 
     def stop(self) -> None:
         """End it with every connection."""
         if self._process is not None:
             assert self._process.stdin is not None
             assert self._process.stdout is not None
-            self._process.stdin.close()
-            self._process.stdout.close()
             self._process.kill()
             self._process.wait()
+            self._hearing.join()
+            self._process.stdin.close()
+            self._process.stdout.close()
             self._process = None
 
     def deliver(self, mail: bytes, gm_id: int) -> None:
         """Put a mail into the folder."""
         told = {"raw": mail.decode().replace("\r\n", "\n").replace("\n", "\r\n"), "id": str(gm_id)}
         self._mails.append(told)
+        self._idles_before = self._idles
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(told) + "\n")
         self._process.stdin.flush()
+
+    async def idling(self) -> None:
+        """Wait until somebody waits for news again since the last delivery."""
+        await until(lambda: self._idles > self._idles_before, "it waits for news")
 
     def new_uidvalidity(self) -> None:
         """Forget every UID: the server is away for a moment and comes back, on the same port, with others."""

@@ -146,15 +146,28 @@ class Dovecot:
         """From now on only this one is accepted."""
         (self.home / "passwd").write_text(f"{self.user}:{{PLAIN}}{password}::::::\n")
 
-    def deliver(self, mail: bytes) -> None:
+    def deliver(self, mail: bytes, folder: str = "") -> None:
         """Put a mail into the mailbox, whole or not at all."""
-        self._mailbox()
+        place = self.make_folder(folder)
         name = f"{time.time_ns()}.{secrets.token_hex(4)}.test"
-        file = self.maildir / "tmp" / name
+        file = place / "tmp" / name
         file.write_bytes(mail)
         account = pwd.getpwnam(ACCOUNT)
         os.chown(file, account.pw_uid, account.pw_gid)
-        file.rename(self.maildir / "new" / name)
+        file.rename(place / "new" / name)
+
+    def make_folder(self, folder: str = "") -> Path:
+        """The place of a folder; the inbox without a name."""
+        account = pwd.getpwnam(ACCOUNT)
+        home = self._place(folder)
+        for place in (self.maildir, home, *(home / part for part in ("tmp", "new", "cur"))):
+            if not place.exists():
+                place.mkdir(parents=True)
+                os.chown(place, account.pw_uid, account.pw_gid)
+        return home
+
+    def _place(self, folder: str) -> Path:
+        return self.maildir / f".{folder}" if folder else self.maildir
 
     @property
     def cert(self) -> Path:
@@ -163,7 +176,7 @@ class Dovecot:
 
     def mails(self, folder: str = "") -> list[Path]:
         """The files of a folder, flags in their names."""
-        place = self.maildir / (f".{folder}" if folder else "")
+        place = self._place(folder)
         return sorted(file for part in ("new", "cur") for file in (place / part).glob("*"))
 
     def new_uidvalidity(self) -> None:
@@ -175,14 +188,6 @@ class Dovecot:
         for file in self.maildir.glob("dovecot-uidvalidity.*"):
             file.unlink()
         self.start()
-
-    def _mailbox(self) -> None:
-        account = pwd.getpwnam(ACCOUNT)
-        for part in ("", "tmp", "new", "cur"):
-            place = self.maildir / part
-            if not place.exists():
-                place.mkdir(parents=True)
-                os.chown(place, account.pw_uid, account.pw_gid)
 
     def _config(self) -> str:
         account = pwd.getpwnam(ACCOUNT)

@@ -35,6 +35,7 @@ def feed_options(parser: ArgumentParser) -> None:
     subjects = parser.add_subparsers(metavar="NAME|dead-letters", required=True)
     of = subjects.add_parser("satellite", help="the feed of a satellite; `everdeck feed NAME` is short for it")
     of.description = _SATELLITE
+    of.usage = "everdeck feed NAME [list|show|retry|drop|replay] [NUMBER …] [options]"
     of.add_argument("name", metavar="NAME", help="a satellite of this deck")
     of.add_argument("verb_within", metavar="list|show|retry|drop|replay", nargs="?", default="", choices=("", *_VERBS))
     of.add_argument(

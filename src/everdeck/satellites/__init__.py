@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from everdeck.child import runtime_directory
 from everdeck.errors import SpecError
@@ -40,6 +40,8 @@ Tls: TypeAlias = Literal["tls", "starttls", "off"]
 FirstRun: TypeAlias = Literal["skip", "take"]
 
 GROUP: Final = "everdeck.satellites"
+TELEGRAM: Final = "https://api.telegram.org"
+HTTPS_PORT: Final = 443
 WATCHDOG_SECONDS: Final = 60.0
 FEED: Final = "feed.db"
 
@@ -68,13 +70,12 @@ class KindEntry(msgspec.Struct, frozen=True):
 class TelegramOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of the kind ``telegram``."""
 
-    base_url: str = "https://api.telegram.org"
+    base_url: str = TELEGRAM
     first_run: FirstRun = "skip"
 
     def __post_init__(self) -> None:
         _one_of("first_run", self.first_run, ("skip", "take"))
-        if not self.base_url.startswith(("http://", "https://")):
-            raise SpecError("base_url", self.base_url, "a URL such as https://api.telegram.org")
+        _url("base_url", self.base_url)
 
 
 class GmailOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,18 +137,26 @@ class CronOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WebhookOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of the kind ``webhook``: an HTTP listener on the worker's port."""
+    """Options of the kind ``webhook``: an HTTP listener on the worker's port.
+
+    ``base_url`` is for Telegram's preset with the secret TOKEN: where replies are sent and files fetched.
+    """
 
     path: str = "/"
     preset: Literal["github", "stripe", "slack", "telegram"] | None = None
     host: str = "127.0.0.1"
     max_bytes: int = 1_000_000
+    base_url: str | None = None
 
     def __post_init__(self) -> None:
         if not self.path.startswith("/"):
             raise SpecError("path", self.path, "a path such as /hook")
         if self.preset is not None:
             _one_of("preset", self.preset, ("github", "stripe", "slack", "telegram"))
+        if self.preset == "telegram" and self.base_url is None:
+            force_setattr(self, "base_url", TELEGRAM)
+        if self.base_url is not None:
+            _url("base_url", self.base_url)
         if type(self.max_bytes) is not int or self.max_bytes < 1:
             raise SpecError("max_bytes", self.max_bytes, "a whole number, at least 1")
 
@@ -219,7 +228,7 @@ class Satellite:
     def telegram(
         token: SecretText,
         *,
-        base_url: str = "https://api.telegram.org",
+        base_url: str = TELEGRAM,
         first_run: FirstRun = "skip",
         to: Target = None,
         **fields: Any,
@@ -354,7 +363,9 @@ def completed(spec: WorkerSpec) -> WorkerSpec:
         return spec
     entry = kind_of(asked.kind)
     options = _checked_options(entry, asked.options)
-    spec = replace(spec, sandbox=_opened(spec.sandbox, asked, options))
+    # Where a refresh token is exchanged is inside the secret: Google's is at the port of HTTPS, as all that are known.
+    further = {HTTPS_PORT} if "OAUTH" in spec.secrets else set()
+    spec = replace(spec, sandbox=_opened(spec.sandbox, asked, options, further))
     for group in entry.needs:
         if not set(group) & set(spec.secrets):
             raise SpecError(
@@ -370,7 +381,7 @@ def completed(spec: WorkerSpec) -> WorkerSpec:
     )
 
 
-def _opened(sandbox: Sandbox, asked: SatelliteSpec, options: Mapping[str, Any]) -> Sandbox:
+def _opened(sandbox: Sandbox, asked: SatelliteSpec, options: Mapping[str, Any], further: set[int]) -> Sandbox:
     """A strict sandbox with what every satellite needs: its interpreter, its code, and the ports of its account."""
     if sandbox.level != "strict":
         return sandbox
@@ -381,8 +392,8 @@ def _opened(sandbox: Sandbox, asked: SatelliteSpec, options: Mapping[str, Any]) 
         *([asked.path] if asked.path else []),
     }
     urls = [value for value in (*options.values(), asked.to) if isinstance(value, str) and "://" in value]
-    ports = {value for name, value in options.items() if name.endswith("port") and type(value) is int}
-    ports |= {(parts := urlsplit(url)).port or (80 if parts.scheme == "http" else 443) for url in urls}
+    ports = further | {value for name, value in options.items() if name.endswith("port") and type(value) is int}
+    ports |= {(parts := urlsplit(url)).port or (80 if parts.scheme == "http" else HTTPS_PORT) for url in urls}
     read = tuple(dict.fromkeys((*sandbox.read, *sorted(path for path in code if Path(path).is_dir()))))
     connect = sandbox.tcp_connect if sandbox.tcp_connect == "any" else tuple(sorted({*sandbox.tcp_connect, *ports}))
     # The lock that makes it the one poller of its token lies in this user's runtime directory.
@@ -461,6 +472,11 @@ def _one_of(field: str, given: object, accepted: tuple[str, ...]) -> None:
 def _text(field: str, given: object) -> None:
     if not isinstance(given, str) or not given:
         raise SpecError(field, given, "a text that is not empty")
+
+
+def _url(field: str, given: str) -> None:
+    if not given.startswith(("http://", "https://")):
+        raise SpecError(field, given, f"a URL such as {TELEGRAM}")
 
 
 def _port(field: str, given: object) -> None:

@@ -462,6 +462,8 @@ def _text(data: object) -> str:
 
 
 def _said(err: BaseException) -> str:
+    if isinstance(err, OSError) and err.strerror:
+        return err.strerror
     words = err.args[0] if err.args else ""
     return words.decode("utf-8", "replace") if isinstance(words, bytes) else str(words)
 

@@ -4,7 +4,8 @@ A request is answered with 200 only after its message is on disk; if it cannot b
 sender comes again. With a secret each request's signature is checked before anything else is looked at, in constant
 time, as the sender's own documentation has it (``preset``): GitHub, Stripe, Slack, Telegram; without a preset as
 Standard Webhooks has it, which is also how ``to="https://…"`` signs. A delivery that comes twice is recognised by its
-own id.
+own id. With Telegram's preset and the bot's token the message is as it is by polling: files are fetched before it is
+stored, and replies are sent.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from uuid import uuid4
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from everdeck.crashpoints import crash_point
 from everdeck.errors import SendRefused, SpecError
@@ -27,9 +29,9 @@ from everdeck.feed.records import Position
 from everdeck.messages import Incoming, Outgoing
 from everdeck.satellites import WebhookOptions
 from everdeck.satellites.base import Arrived, Context, Kind
-from everdeck.satellites.botclient import BotClient
+from everdeck.satellites.botclient import BotApiError, BotClient
 from everdeck.satellites.targets import signature
-from everdeck.satellites.telegram import FILES, incoming
+from everdeck.satellites.telegram import FILES, Files, incoming
 
 STORE_SECONDS: Final = 10.0
 TOLERANCE_SECONDS: Final = 300
@@ -51,7 +53,9 @@ class Webhook(Kind[WebhookOptions]):
         self._arrived = asyncio.Event()
         self._runner: web.AppRunner | None = None
         token = context.secret("TOKEN")
-        self._bot = BotClient(token, "https://api.telegram.org") if token and options.preset == "telegram" else None
+        base_url = options.base_url if options.preset == "telegram" else None
+        self._bot = BotClient(token, base_url) if token and base_url else None
+        self._files = None if self._bot is None else Files(self._bot, context)
 
     async def open(self) -> None:
         """Listen."""
@@ -117,8 +121,13 @@ class Webhook(Kind[WebhookOptions]):
             return web.Response(text=str(value.get("challenge", "")))
         try:
             message = self._message(request, body, value)
+            if self._files is not None:
+                await self._files.fetch([value], [message])
         except ValueError as err:
             return web.Response(status=400, text=f"{err}\n")
+        except BotApiError as err:
+            self.context.tell("file-failed", error=str(err))
+            return _not_now("a file of it cannot be fetched")
         told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((message, told))
         self._arrived.set()
@@ -129,14 +138,15 @@ class Webhook(Kind[WebhookOptions]):
             is_stored = False
         crash_point("satellite.webhook.answering")
         if not is_stored:
-            return web.Response(status=503, text="not stored; send it again\n", headers={"retry-after": "5"})
+            return _not_now("not stored")
         return web.json_response({"id": message.id})
 
     def _message(self, request: web.Request, body: bytes, value: Any) -> Incoming:
         if self.options.preset == "telegram":
             if not isinstance(value, dict) or type(value.get("update_id")) is not int:
                 raise ValueError("not an update of Telegram")
-            return incoming(value, self.context.data / FILES)
+            update = incoming(value, self.context.data / FILES)
+            return update if self._files is not None else _without_files(update)
         headers = {name.lower(): text for name, text in request.headers.items() if name.lower() not in _HIDDEN}
         return Incoming(
             id=delivery_id(self.options.preset, request.headers, value),
@@ -145,6 +155,17 @@ class Webhook(Kind[WebhookOptions]):
             at=datetime.fromtimestamp(self.context.clock(), UTC),
             raw={"headers": headers, "query": dict(request.query), "body": value, "preset": self.options.preset},
         )
+
+
+def _not_now(why: str) -> web.Response:
+    return web.Response(status=503, text=f"{why}; send it again\n", headers={"retry-after": "5"})
+
+
+def _without_files(message: Incoming) -> Incoming:
+    """Nobody can fetch them without the bot's token."""
+    problem = "not fetched: start the satellite with --secret TOKEN=FILE"
+    files = tuple(replace(file, problem=file.problem or problem) for file in message.attachments)
+    return replace(message, attachments=files)
 
 
 def decoded(body: bytes) -> Any:

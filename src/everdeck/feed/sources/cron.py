@@ -79,11 +79,13 @@ class Cron:
             # Recorded before the first tick is waited for, so that one missed from now on is known to be missed.
             return Batch([], cursor=self._now().isoformat())
         last = self._instant(position.cursor)
-        if last > self._now() + timedelta(seconds=ON_TIME_SECONDS):
-            # The clock was ahead when it was written; waiting for that time again would skip everything until then.
-            log.warning("%s: the last tick (%s) is in the future; ticks count from now on", self.name, last.isoformat())
-            return Batch([], cursor=self._now().isoformat())
         while True:
+            if last > self._now() + timedelta(seconds=ON_TIME_SECONDS):
+                # The clock was ahead when it was written, or was set back while we waited; waiting for that time again
+                # would skip everything until then.
+                when = last.isoformat()
+                log.warning("%s: the last tick (%s) is in the future; ticks count from now on", self.name, when)
+                return Batch([], cursor=self._now().isoformat())
             due, missed = self._due(last)
             if due:
                 return self._batch(due, missed)
