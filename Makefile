@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-kubernetes check bench chaos docs docs-img dist setup clean
+.PHONY: help demo test test-kubernetes test-machine check bench chaos docs docs-img dist setup clean
 
 BIN := .venv/bin
 ARGS ?=
@@ -44,6 +44,10 @@ test-kubernetes: ## the tests on a real cluster, made here from Debian packages 
 	@scripts/cluster everdeck
 	@status=0; scripts/cluster run $(BIN)/python -m pytest tests/kubernetes $(ARGS) || status=$$?; \
 	  scripts/cluster down; exit $$status
+
+test-machine: ## systemd, cgroups, kernel 6.1 and power cuts in a virtual machine made here (root; ARGS=SUITE for one)
+	@scripts/setup test
+	@scripts/machine test $(ARGS)
 
 chaos: ## random SIGKILLs of owner and workers: make chaos SECONDS=60 SEED=7
 	@scripts/setup test

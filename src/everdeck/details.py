@@ -23,6 +23,7 @@ class ExitTold(TypedDict):
     kind: Literal["exited", "killed", "unknown"]
     code: NotRequired[int]
     signal: NotRequired[int]
+    oom: NotRequired[bool]
 
 
 class Survivor(TypedDict):
@@ -78,6 +79,7 @@ class Ended(Told):
     reason: NotRequired[str]
     error: NotRequired[str]
     why_unknown: NotRequired[str]
+    oom_kills: NotRequired[int]
     left_behind: NotRequired[list[str]]
 
 
@@ -101,10 +103,12 @@ class Unhealthy(Told):
 
 
 class Killed(Told):
-    """``killed``; ``at`` when the guardian did it and nobody could note it at once."""
+    """``killed``; ``at`` when the guardian did it and nobody could note it at once; ``oom_kills`` by the kernel."""
 
     survivors: list[Survivor]
     at: NotRequired[float]
+    reason: NotRequired[str]
+    oom_kills: NotRequired[int]
 
 
 class OrphanReaped(Told):

@@ -10,6 +10,7 @@ See fsync(2), rename(2), and "Ensuring data reaches disk" (LWN, 2011).
 import contextlib
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -19,34 +20,47 @@ from everdeck.crashpoints import crash_point
 _HAS_NO_DISK: Final = (errno.EINVAL, errno.ENOSYS, errno.EROFS)
 
 
-def replace_file(path: Path, content: bytes, *, mode: int = 0o600, synced: bool = True) -> None:
+def replace_file(
+    path: Path | str,
+    content: bytes,
+    *,
+    mode: int = 0o600,
+    synced: bool = True,
+    dir_fd: int | None = None,
+    prepare: Callable[[int], None] | None = None,
+) -> None:
     """Give ``path`` this content in one step that survives a power cut; every file that we replace passes here.
 
     With ``synced`` false it survives the death of any process, and the caller syncs it later (:func:`sync_path`).
+    ``dir_fd`` is the opened directory of ``path``, which is then only a name: nobody can put another in its place.
+    ``prepare`` is given the new file before it has its name, for rights that ``mode`` cannot say.
     """
-    beside = path.with_name(f".{path.name}.new")
-    with contextlib.suppress(FileNotFoundError):
-        beside.unlink()
+    folder, name = os.path.split(path)
+    beside = os.path.join(folder, f".{name}.new")  # noqa: PTH118 - relative to dir_fd
+    with contextlib.suppress(FileNotFoundError):  # of somebody who was killed; the same name, so it is never collected
+        os.unlink(beside, dir_fd=dir_fd)
     # O_EXCL follows no link, so a name that somebody planted in between is refused and not written through.
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=dir_fd)
     try:
         try:
             with open(fd, "wb", closefd=False) as file:
                 file.write(content)
             os.fchmod(fd, mode)
+            if prepare is not None:
+                prepare(fd)
             if synced:
                 sync(fd)
         finally:
             os.close(fd)
         crash_point("replace.written")
-        beside.replace(path)
+        os.rename(beside, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except OSError:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            os.unlink(beside, dir_fd=dir_fd)
         raise
     crash_point("replace.renamed")
     if synced:
-        sync_directory(path.parent)
+        sync_directory(folder or ".") if dir_fd is None else sync(dir_fd)
 
 
 def sync_directory(path: Path | str) -> None:

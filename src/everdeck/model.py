@@ -108,16 +108,18 @@ class Exited(msgspec.Struct, frozen=True, tag_field="kind", tag="exited"):
         return f"exit code {self.code}"
 
 
-class Killed(msgspec.Struct, frozen=True, tag_field="kind", tag="killed"):
-    """A signal ended the process."""
+class Killed(msgspec.Struct, frozen=True, tag_field="kind", tag="killed", omit_defaults=True):
+    """A signal ended the process; ``oom`` when it was the kernel's, because its tree was at its memory limit."""
 
     signal: int
+    oom: bool = False
 
     def __str__(self) -> str:
+        why = " (out of memory)" if self.oom else ""
         try:
-            return f"killed by {_signal.Signals(self.signal).name}"
+            return f"killed by {_signal.Signals(self.signal).name}{why}"
         except ValueError:
-            return f"killed by signal {self.signal}"
+            return f"killed by signal {self.signal}{why}"
 
 
 class UnknownExit(msgspec.Struct, frozen=True, tag_field="kind", tag="unknown"):

@@ -30,10 +30,11 @@ def ending(exit_value: Mapping[str, Any] | None) -> str:
         case {"kind": "exited", "code": code}:
             return f"exit code {code}"
         case {"kind": "killed", "signal": number}:
+            why = " (out of memory)" if (exit_value or {}).get("oom") else ""
             try:
-                return f"killed by {signal.Signals(number).name}"
+                return f"killed by {signal.Signals(number).name}{why}"
             except ValueError:
-                return f"killed by signal {number}"
+                return f"killed by signal {number}{why}"
         case {"kind": "unknown"}:
             return "ended unseen"
         case _:

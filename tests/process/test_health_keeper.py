@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from everdeck.deck.health import HealthKeeper
+from everdeck.kernel import identity as ids
 from everdeck.model import Health
 
 ENV = {"PATH": os.environ["PATH"], "EVERDECK_COOKIE": "test"}
@@ -201,16 +202,20 @@ def test_command(tmp_path: Path) -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("end", ["timeout", "unwatch"])
-def test_a_command_that_hangs_is_ended_with_what_it_forked(tmp_path: Path, end: str) -> None:
-    """Timeout or not, nothing of a check's process group stays behind."""
+@pytest.mark.parametrize("end", ["timeout", "unwatch", "timeout below 6.9"])
+def test_a_command_that_hangs_is_ended_with_what_it_forked(
+    tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timeout or not, nothing of a check's process group stays behind, whatever the kernel can do."""
+    if "below" in end:
+        monkeypatch.setattr(ids, "has_group_signal", lambda: False)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
 
     async def scenario(told: Told) -> None:
         reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
         command = ("sh", "-c", f"exec 9>{fifo}; sleep 60 & echo in >&9; wait")
-        timeout = 0.3 if end == "timeout" else 60
+        timeout = 60 if end == "unwatch" else 0.3
         told.watch("alice", Health(command=command, timeout_seconds=timeout, failures=1, interval_seconds=0.01))
         loop = asyncio.get_running_loop()
         word = asyncio.Event()

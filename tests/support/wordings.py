@@ -6,6 +6,7 @@ WORDINGS: tuple[tuple[dict[str, object], str], ...] = (
     ({"exit": {"kind": "exited", "code": 3}, "uptime_seconds": 12.3456}, "exit code 3, after 12.35 s"),
     ({"exit": {"kind": "killed", "signal": 64}}, "killed by SIGRTMAX"),
     ({"exit": {"kind": "killed", "signal": 99}}, "killed by signal 99"),
+    ({"exit": {"kind": "killed", "signal": 9, "oom": True}}, "killed by SIGKILL (out of memory)"),
     ({"exit": {"kind": "unknown"}, "pid": None}, "ended unseen"),
     ({"delay_seconds": 1.0, "grace_seconds": 5}, "next start in 1 s, grace 5 s"),
     ({"archives": ["a.log", "b.log"], "pruned": [], "bytes": 7}, "archives a.log, b.log, bytes 7"),

@@ -20,7 +20,7 @@ import msgspec
 from everdeck.child import COOKIE_ENV, DIR_ENV, WORKER_ENV
 from everdeck.deck.peek import peek
 from everdeck.errors import EverdeckError, KernelError, RegistryError
-from everdeck.kernel import containment, exits, flock
+from everdeck.kernel import containment, controllers, exits, flock, notify, sandbox
 from everdeck.kernel import identity as ids
 from everdeck.model import State, UnknownExit, WorkerName
 from everdeck.registry.store import WorkerRecord, read_only
@@ -104,9 +104,9 @@ def examine(state: Path) -> Report:
     except EverdeckError as error:
         problems.append(str(error))
         supervised, owner, workers = False, None, []
-    features = list(_features(state))
-    strength = _strength()
-    limits = list(_limits(len(workers)))
+    features = list(_features(state, owner))
+    strength = _strength(owner)
+    limits = list(_limits(len(workers), owner))
     suspects = [*_unwanted(state, records), *_likenesses()]
     locks = list(_locks(state))
     layers = list(_layers(state, features, strength, supervised=supervised, owner=owner, bound=_bound(workers)))
@@ -153,7 +153,7 @@ def _bound(workers: list[Any]) -> int:
 # --- the machine ------------------------------------------------------------------------------------------------
 
 
-def _features(state: Path) -> Iterator[Feature]:
+def _features(state: Path, owner: int | None) -> Iterator[Feature]:
     try:
         ids.require_pidfds()
     except KernelError as error:
@@ -178,10 +178,32 @@ def _features(state: Path) -> Iterator[Feature]:
         "an adopted worker's end is 'unknown': neither success nor failure",
     )
     yield Feature(
+        "notifications with the sender's pidfd (6.5)",
+        notify.tells_pidfds(),
+        "READY=1 and WATCHDOG=1 are known to be of a worker, though the sender has ended and its pid is another's",
+        "a sender that has ended before its word is read is not believed: systemd-notify from a script may be missed",
+    )
+    home = containment.cgroup_home(owner)
+    yield Feature(
         "cgroup.kill in a cgroup of ours",
-        containment.cgroup_home() is not None,
+        home is not None,
         "even what called setsid() is found and ended, at once",
-        "the cookie scan finds it, in a pass over /proc",
+        "the cookie scan finds it, in a pass over /proc; " + controllers.how_to_delegate(root=os.geteuid() == 0),
+    )
+    without = {} if home is None else controllers.missing(home, owner)
+    for controller, field in (("memory", "memory_bytes"), ("cpu", "cpu_percent"), ("pids", "pids")):
+        yield Feature(
+            f"the cgroup controller {controller}",
+            home is not None and controller not in without,
+            f"limits.{field} holds for a whole tree",
+            f"limits.{field} is refused: {without.get(controller, 'there is no cgroup of ours')}",
+        )
+    not_strict = sandbox.why_not_strict()
+    yield Feature(
+        "Landlock with scopes (6.12)",
+        not_strict is None,
+        'sandbox="strict": a worker reaches its own directories and nothing else',
+        f'sandbox="strict" is refused: {not_strict}',
     )
     yield Feature(
         "environments in /proc",
@@ -225,18 +247,19 @@ def _can_collapse(state: Path) -> bool:
         return False
 
 
-def _strength() -> str:
-    if containment.cgroup_home() is not None:
+def _strength(owner: int | None) -> str:
+    """Of the owner's workers; where nobody owns the deck, of those that an owner would have that is started here."""
+    if containment.cgroup_home(owner) is not None:
         return "cgroup"
     return "cookie" if containment.environments_are_readable() else "group"
 
 
-def _limits(workers: int) -> Iterator[Limit]:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+def _limits(workers: int, owner: int | None) -> Iterator[Limit]:
+    soft = _limit_of(owner, resource.RLIMIT_NOFILE)
     # One pidfd per worker, up to two descriptors more for bound ones, and some for everything else.
     room = max(0, (soft - 64) // 3)
     yield Limit("open files (RLIMIT_NOFILE)", soft, f"room for about {room} workers", room > workers)
-    processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    processes = _limit_of(owner, resource.RLIMIT_NPROC)
     shown = None if processes == resource.RLIM_INFINITY else processes
     yield Limit(
         "processes (RLIMIT_NPROC)",
@@ -252,6 +275,14 @@ def _limits(workers: int) -> Iterator[Limit]:
         value = _number_in(path)
         enough = value is None or value >= least
         yield Limit(name, value, "enough" if enough else f"{least} would be needed", enough)
+
+
+def _limit_of(owner: int | None, which: int) -> int:
+    """The owner's own limit, where we may ask for it; else that of a process which is started here."""
+    try:
+        return resource.prlimit(owner or 0, which)[0]
+    except (OSError, ValueError):
+        return resource.getrlimit(which)[0]
 
 
 def _number_in(path: str) -> int | None:

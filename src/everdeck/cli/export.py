@@ -2,12 +2,15 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Final
 
 from everdeck.cli import DONE, USED_WRONGLY
+from everdeck.kernel.containment import OWNER_LEAF
+from everdeck.statedir import HTTP_SOCKET
 
 DEFAULT_FILE: Final = "everdeck.toml"
 
@@ -25,6 +28,12 @@ def export_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--run-as", metavar="USER", help="systemd: a unit of the system that runs the daemon as this user"
     )
+    parser.add_argument(
+        "--socket", action="store_true", help="systemd: the socket unit beside it, which listens for the daemon"
+    )
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", default="127.0.0.1:8787", help="systemd: where the socket unit listens"
+    )
     parser.add_argument("--name", default="everdeck", help="name of the unit or the resources (default everdeck)")
     parser.add_argument("--image", help="kubernetes: the image with everdeck and your workers (default: the file's)")
     parser.add_argument("--namespace", metavar="NAME", help="kubernetes: where the workers live (default: the file's)")
@@ -33,6 +42,7 @@ def export_options(parser: ArgumentParser) -> None:
         "examples:\n"
         "  everdeck export systemd /etc/everdeck.toml -o /etc/systemd/system/everdeck.service\n"
         "  everdeck export systemd --user -o ~/.config/systemd/user/everdeck.service\n"
+        "  everdeck export systemd --socket -o /etc/systemd/system/everdeck.socket\n"
         "  everdeck export kubernetes everdeck.toml --image registry.example/bots:7 | kubectl apply -f -"
     )
 
@@ -47,7 +57,10 @@ def export(options: Namespace) -> int:
         return USED_WRONGLY
     if options.file is None and Path(DEFAULT_FILE).is_file():
         options.file = DEFAULT_FILE
-    text = _systemd_unit(options) if options.target == "systemd" else _kubernetes_manifest(options)
+    if options.target == "kubernetes":
+        text = _kubernetes_manifest(options)
+    else:
+        text = _systemd_socket(options) if options.socket else _systemd_unit(options)
     if options.output:
         Path(options.output).write_text(text, encoding="utf-8")
     else:
@@ -60,10 +73,18 @@ _USER_HINT: Final = """\
 #   systemctl --user daemon-reload && systemctl --user enable --now {name}
 # It ends with your last session, and starts with your next, unless you say once:  loginctl enable-linger
 """
+# What is left to the daemon of root's rights: to start workers under other accounts with limits, to reach and end
+# them, to give them directories, and to listen on a low port.
+_CAPABILITIES: Final = (
+    "CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID CAP_KILL CAP_NET_BIND_SERVICE "
+    "CAP_SETGID CAP_SETPCAP CAP_SETUID CAP_SYS_NICE CAP_SYS_PTRACE CAP_SYS_RESOURCE"
+)
 _HARDENING: Final = """\
-# Hardening that workers share, since they are children. Loosen it where a worker needs more.
-# Not set on purpose: PrivateTmp and ProtectSystem=strict give each start of the daemon a mount namespace of its own,
-# and a worker that survived would live in the old one.
+# Hardening. Workers are children, so whatever stands here binds them too: it takes away what long-lived programs of
+# users do not need. Netlink stays (asking for network interfaces uses it), and so do devices, home directories and
+# executable memory (JIT compilers). Loosen it where a worker needs more.
+# Not set on purpose: PrivateTmp, ProtectHome and ProtectSystem=strict. A worker that survives a restart of the daemon
+# would keep the old view of the files, and systemd removes the old /tmp under it.
 UMask=0077
 NoNewPrivileges=yes
 ProtectSystem=full
@@ -72,12 +93,32 @@ ProtectKernelModules=yes
 ProtectKernelLogs=yes
 ProtectClock=yes
 ProtectHostname=yes
+PrivateMounts=yes
 RestrictRealtime=yes
 RestrictSUIDSGID=yes
 LockPersonality=yes
-RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
 SystemCallArchitectures=native
+SystemCallFilter=~@clock @cpu-emulation @module @obsolete @raw-io @reboot @swap
+SystemCallErrorNumber=EPERM
 """
+_NOT_ROOT: Final = """\
+CapabilityBoundingSet=
+"""
+_AS_ROOT: Final = f"""\
+# More of it, because the daemon is root here. A worker that runs a browser in its own sandbox, a container or a
+# debugger needs namespaces, mounts and ptrace: then remove the last two lines, or run the daemon as a user (--run-as).
+CapabilityBoundingSet={_CAPABILITIES}
+ProtectProc=invisible
+RestrictNamespaces=yes
+SystemCallFilter=~@debug @mount
+"""
+# A user's manager has no right to what needs root: such a line makes the unit fail with 218/CAPABILITIES.
+_USER_HARDENING: Final = """\
+UMask=0077
+NoNewPrivileges=yes
+"""
+_SUBGROUP_SINCE: Final = 254  # systemd's NEWS: DelegateSubgroup=
 
 
 def _systemd_unit(options: Namespace) -> str:
@@ -86,9 +127,9 @@ def _systemd_unit(options: Namespace) -> str:
     file = f" {_quoted(str(Path(options.file).resolve()))}" if options.file else ""
     user = f"User={options.run_as}\n" if options.run_as else ""
     place = _quoted(str(Path.cwd() if options.file is None else Path(options.file).resolve().parent))
-    # A user's manager has no network-online.target and no right to the settings that need root.
+    # A user's manager has no network-online.target.
     network = "" if options.user else "After=network-online.target\nWants=network-online.target\n"
-    hardening = "UMask=0077\nNoNewPrivileges=yes\n" if options.user else _HARDENING
+    hardening = _USER_HARDENING if options.user else _HARDENING + (_NOT_ROOT if options.run_as else _AS_ROOT)
     wanted_by = "default.target" if options.user else "multi-user.target"
     return f"""\
 {_USER_HINT.format(name=options.name) if options.user else ""}[Unit]
@@ -108,12 +149,13 @@ RestartSec=1
 # Only the daemon is signalled when the unit stops or restarts. Adoptable workers live on in the unit's cgroup and the
 # next daemon takes them over; bound ones are ended by the daemon or, if it was killed, by its guardian.
 KillMode=process
-SendSIGKILL=no
-TimeoutStopSec=30
+# A daemon that hangs is killed: after so long at a stop, and when its loop has not turned for two minutes. That is far
+# beyond what a busy machine does to it; a daemon that is merely slow must not be killed for it.
+TimeoutStartSec=10min
+TimeoutStopSec=2min
+WatchdogSec=2min
 
-# A subtree of cgroups of our own: cgroup.kill then reaches even what called setsid().
-Delegate=yes
-
+{delegation(_systemd_version())}
 {hardening}LimitNOFILE=65536
 TasksMax=infinity
 OOMPolicy=continue
@@ -121,6 +163,59 @@ OOMPolicy=continue
 [Install]
 WantedBy={wanted_by}
 """
+
+
+def delegation(version: int | None) -> str:
+    """How the daemon gets cgroups of its own from a systemd of this version; for an unknown one what fits all."""
+    lines = [
+        "# A subtree of cgroups of our own: a worker's limits hold, and cgroup.kill reaches even what called setsid().",
+        "Delegate=yes",
+    ]
+    if version is None or version >= _SUBGROUP_SINCE:
+        lines.append(f"DelegateSubgroup={OWNER_LEAF}")
+    if version is None or version < _SUBGROUP_SINCE:
+        lines += [
+            f"# systemd below {_SUBGROUP_SINCE} starts the daemon at the top of the subtree, which takes no process",
+            "# while controllers are enabled there (219/CGROUP). The next daemon enables them again.",
+            f"ExecStopPost=-{sys.executable} -m everdeck.kernel.controllers release",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _systemd_version() -> int | None:
+    """The major version of this machine's systemd; None where there is none to ask."""
+    try:
+        said = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    words = said.stdout.split()
+    return int(words[1]) if len(words) > 1 and words[0] == "systemd" and words[1].isdigit() else None
+
+
+def _systemd_socket(options: Namespace) -> str:
+    """Sockets on which systemd listens: they are there before the daemon is, and while it restarts."""
+    state = options.state.resolve()
+    owner = f"SocketUser={options.run_as}\n" if options.run_as else ""
+    return f"""\
+# Save it as {options.name}.socket beside {options.name}.service; then: systemctl enable --now {options.name}.socket
+[Unit]
+Description=Everdeck: the sockets of the deck in {state}
+Documentation=man:systemd.socket(5)
+
+[Socket]
+ListenStream={options.listen}
+ListenStream={_unquoted(str(state / HTTP_SOCKET))}
+{owner}SocketMode=0600
+DirectoryMode=0700
+
+[Install]
+WantedBy=sockets.target
+"""
+
+
+def _unquoted(text: str) -> str:
+    """A path that is a whole value: only percent signs mean something there."""
+    return text.replace("%", "%%")
 
 
 def _quoted(text: str) -> str:

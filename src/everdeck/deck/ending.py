@@ -24,7 +24,7 @@ from everdeck.kernel import exits
 from everdeck.kernel import identity as ids
 from everdeck.kernel.escalation import KILL_PATIENCE_SECONDS, Escalation, Outcome, Subject
 from everdeck.logs import files as logfiles
-from everdeck.model import EventKind, Exit, State, UnknownExit
+from everdeck.model import EventKind, Exit, State, UnknownExit, WorkerSpec
 from everdeck.registry.store import Desired, WorkerRecord
 
 _FOR_EVER_SECONDS: Final = 1e9
@@ -150,6 +150,7 @@ class Ending:
         parts.guardian.unbind(name)
         parts.health.unwatch(name)
         parts.logs.unwatch(name)
+        parts.memory.unwatch(name)
         worker.let_go()
 
     async def end_trees(
@@ -207,6 +208,14 @@ def killed(outcome: Outcome) -> list[tuple[EventKind, dict[str, Any]]]:
         return []
     survivors: list[Survivor] = [{"pid": one.pid, "command": one.command[:200]} for one in outcome.killed]
     return [(EventKind.KILLED, {"survivors": survivors})]
+
+
+def out_of_memory(spec: WorkerSpec, kills: int) -> str:
+    """What happened to a tree at its memory limit, in words."""
+    most = spec.limits.memory_bytes
+    limit = "" if most is None else f" at its limit of {most} bytes"
+    whom = "a process" if kills == 1 else f"{kills} processes"
+    return f"out of memory{limit}: the kernel killed {whom} of it"
 
 
 def pid_of(record: WorkerRecord) -> int | None:

@@ -22,7 +22,7 @@ import msgspec
 from everdeck import child
 from everdeck.deck import rights
 from everdeck.errors import LimitUnavailable, PortUnavailable, RegistryUnavailable, SpecError, StateDirRefused
-from everdeck.kernel import containment, credentials, flock, lifeline, spawn
+from everdeck.kernel import containment, controllers, credentials, flock, lifeline, spawn
 from everdeck.kernel.birth import Birth
 from everdeck.logs import files as logfiles
 from everdeck.model import Cookie, Identity, Secret, WorkerName, WorkerSpec
@@ -113,7 +113,7 @@ class Engine:
             raise LimitUnavailable("limits.nice", limits.nice, "a value not below our own, without root")
         if limits.oom_score_adj is not None and limits.oom_score_adj < 0 and os.geteuid() != 0:
             raise LimitUnavailable("limits.oom_score_adj", limits.oom_score_adj, "0 to 1000 without root")
-        if containment.needs_cgroup(limits):
+        if controllers.needed(limits):
             self._check_cgroup_limits(spec)
 
     def _check_cgroup_limits(self, spec: WorkerSpec) -> None:
@@ -122,12 +122,13 @@ class Engine:
             raise LimitUnavailable(
                 f"limits.{field}",
                 getattr(spec.limits, field),
-                "no such limit here: there is no writable cgroup v2 directory; run as root, or delegate one",
+                "no such limit here: there is no cgroup v2 directory that we may use; "
+                + controllers.how_to_delegate(root=os.geteuid() == 0),
             )
         probe = self.cgroup_home / f"probe-{secrets.token_hex(8)}"
         containment.make_cgroup(probe)
         try:
-            containment.apply_cgroup_limits(probe, spec.limits)
+            controllers.apply(probe, spec.limits)
         finally:
             containment.remove_cgroup(probe)
 
@@ -287,7 +288,7 @@ class Engine:
         cgroup = self.cgroup_path(name)
         if cgroup is None or not containment.make_fresh_cgroup(cgroup):
             return None
-        containment.apply_cgroup_limits(cgroup, spec.limits)
+        controllers.apply(cgroup, spec.limits)
         return cgroup
 
     def _environment(

@@ -19,15 +19,15 @@ from msgspec.structs import replace
 from everdeck.crashpoints import crash_point
 from everdeck.deck import daemons
 from everdeck.deck import reconcile as rules
-from everdeck.deck.ending import Ending, exit_detail, killed, pid_of, stop_failed
+from everdeck.deck.ending import Ending, exit_detail, killed, out_of_memory, pid_of, stop_failed
 from everdeck.deck.parts import RETRY_SECONDS, Parts
 from everdeck.deck.starting import Starting
 from everdeck.deck.worker import Worker
 from everdeck.errors import EverdeckError, KernelError, RegistryError, StopFailed
-from everdeck.kernel import containment, exits
+from everdeck.kernel import containment, controllers, exits
 from everdeck.kernel import identity as ids
 from everdeck.logs import files as logfiles
-from everdeck.model import EventKind, Exit, Exited, State, UnknownExit
+from everdeck.model import EventKind, Exit, Exited, Killed, State, UnknownExit
 from everdeck.registry import WorkerRecord
 
 _log: Final = logging.getLogger("everdeck.deck")
@@ -68,9 +68,11 @@ class Healing:
                 # Its stop could not be finished when it was asked for (disk full): finish it. It was no crash.
                 await self._ending.stop([worker])
                 return
-            ended_as = _exit_of(worker)
+            ended_as, kills = _exit_of(worker), _kernel_kills(worker)
+            if kills and ended_as == Killed(signal.SIGKILL):
+                ended_as = Killed(signal.SIGKILL, oom=True)
             left_behind = await self._end_leftovers(worker) if not containment.is_gone(worker.tree()) else []
-            await self.settle(worker, ended_as, left_behind)
+            await self.settle(worker, ended_as, left_behind, oom_kills=kills)
         except (RegistryError, KernelError, StopFailed, OSError) as err:
             self._look_again(worker, err)
 
@@ -92,7 +94,9 @@ class Healing:
             worker.cancel_timer()
             worker.timer = self._parts.loop.call_later(RETRY_SECONDS, self.died, worker)
 
-    async def settle(self, worker: Worker, ended_as: Exit, left_behind: Sequence[str] = ()) -> None:
+    async def settle(
+        self, worker: Worker, ended_as: Exit, left_behind: Sequence[str] = (), *, oom_kills: int = 0
+    ) -> None:
         """The tree is gone: decide, record, and start again if that is due at once."""
         parts, record = self._parts, worker.record
         now = parts.clock.boottime()
@@ -122,9 +126,12 @@ class Healing:
             timers_boot_id=ids.boot_id(),
             backoff_until=None,
         )
-        told = {"exit": exit_detail(ended_as), "uptime_seconds": round(uptime, 3)}
-        if record.reason is not None:
-            told["reason"] = record.reason
+        told: dict[str, Any] = {"exit": exit_detail(ended_as), "uptime_seconds": round(uptime, 3)}
+        if oom_kills:
+            ended = replace(ended, reason=out_of_memory(record.spec, oom_kills))
+            told["oom_kills"] = oom_kills
+        if ended.reason is not None:
+            told["reason"] = ended.reason
         if isinstance(ended_as, UnknownExit):
             told["why_unknown"] = _why_unknown(worker)
         if left_behind and ended_as == Exited(0):
@@ -290,6 +297,11 @@ def _exit_of(worker: Worker) -> Exit:
     if worker.is_child:
         return exits.peek_child(worker.pidfd) or UnknownExit()
     return exits.told_by_pidfd(worker.pidfd)
+
+
+def _kernel_kills(worker: Worker) -> int:
+    """How many of its tree the kernel killed for want of memory; asked before its cgroup is removed."""
+    return 0 if worker.record.cgroup is None else controllers.oom_kills(worker.record.cgroup)
 
 
 def _why_unknown(worker: Worker) -> str:

@@ -22,7 +22,6 @@ import contextlib
 import http.client
 import json
 import os
-import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
@@ -37,9 +36,8 @@ from everdeck.deck import reaching
 from everdeck.deck.attention import Attention
 from everdeck.errors import EverdeckError
 from everdeck.kernel import exits
-from everdeck.kernel import identity as ids
 from everdeck.kernel.birth import Birth
-from everdeck.kernel.spawn import Child, spawn
+from everdeck.kernel.spawn import Child, kill_group, spawn
 from everdeck.model import Exited, Health
 
 _HTTP_THREADS: Final = 16
@@ -527,10 +525,7 @@ async def _ask_command(
 async def _cleared_away(check: Child) -> object:
     """Kill the group of the check, its leader included, and reap the leader. SIGKILL needs no second word."""
     try:
-        try:
-            ids.send_group_signal(check.pidfd, signal.SIGKILL)
-        except NotImplementedError:
-            ids.send_signal(check.pidfd, signal.SIGKILL)
+        kill_group(check)
         await _readable(check.pidfd)
         return exits.reap_child(check.pidfd)
     finally:

@@ -13,13 +13,14 @@ from msgspec.structs import replace
 
 from everdeck.child import EVENT_FIELD, WORKER_ENV
 from everdeck.deck.budget import Budget
-from everdeck.deck.ending import pid_of
+from everdeck.deck.ending import out_of_memory, pid_of
 from everdeck.deck.gather import Gathered
 from everdeck.deck.healing import Healing
 from everdeck.deck.parts import Parts
 from everdeck.deck.starting import Starting
 from everdeck.deck.worker import Worker
 from everdeck.errors import KernelError, RegistryError
+from everdeck.kernel import identity as ids
 from everdeck.kernel.containment import environment_of
 from everdeck.kernel.identity import printable
 from everdeck.kernel.notify import Notification, speaker
@@ -196,6 +197,16 @@ class Hearing:
             worker.record = record
             if worker.lifeline is not None:
                 self._starting.bind(worker, record.spec)
+
+    def lacked_memory(self, name: str, kills: int) -> None:
+        """The kernel killed a process of its tree at its memory limit; if it was the leader, its end tells it too."""
+        worker = self._parts.workers.get(name)
+        if worker is None or not worker.has_process:
+            return
+        reason = out_of_memory(worker.record.spec, kills)
+        if worker.record.reason != reason and worker.pidfd is not None and ids.is_alive(worker.pidfd):
+            told = {"survivors": [], "reason": reason, "oom_kills": kills}
+            self._note(worker, replace(worker.record, reason=reason), EventKind.KILLED, **told)
 
     def log_rotated(self, name: str, detail: dict[str, Any]) -> None:
         """A log was cut; told at most once a second and worker."""

@@ -43,6 +43,7 @@ from everdeck.deck.healing import Healing
 from everdeck.deck.health import HealthKeeper
 from everdeck.deck.hearing import Hearing
 from everdeck.deck.home import DeckHome, Inherited
+from everdeck.deck.memory import MemoryWatch
 from everdeck.deck.messages import MessageVerbs
 from everdeck.deck.observe import RECENT_SECONDS, crash_times, glance_of, layers_of, status_of
 from everdeck.deck.parts import Parts
@@ -134,6 +135,7 @@ class Owner(MessageVerbs):
         self._hearing = hearing = Hearing(parts, self._starting, self._healing)
         parts.logs = deck_logs.LogKeeper(hearing.log_rotated)
         parts.gatherer = Gatherer(hearing.gathered, parts.loop)
+        parts.memory = MemoryWatch(hearing.lacked_memory, parts.loop)
         parts.health = HealthKeeper(
             hearing.became_ready,
             hearing.became_unhealthy,
@@ -271,6 +273,7 @@ class Owner(MessageVerbs):
         await parts.tasks.end()
         await parts.health.close()
         parts.logs.close()
+        parts.memory.close()
         if given_away:
             parts.guardian.give_away()
         else:

@@ -22,6 +22,7 @@ from everdeck.deck.gather import Gatherer
 from everdeck.deck.guardian_link import GuardianLink
 from everdeck.deck.health import HealthKeeper
 from everdeck.deck.home import DeckHome
+from everdeck.deck.memory import MemoryWatch
 from everdeck.deck.watch import DeathWatch
 from everdeck.deck.worker import Worker
 from everdeck.errors import RegistryError, RegistryUnavailable
@@ -62,6 +63,7 @@ class Parts:
     same_ear: bool  # workers of the image before speak to the very socket that we listen to
     logs: LogKeeper = field(init=False)
     gatherer: Gatherer = field(init=False)
+    memory: MemoryWatch = field(init=False)
     health: HealthKeeper = field(init=False)
     workers: dict[str, Worker] = field(default_factory=dict)
     turns: "Turns" = field(default_factory=lambda: Turns())  # noqa: PLW0108 - the class stands below

@@ -20,7 +20,7 @@ from typing import Final
 
 from everdeck import disk
 from everdeck.errors import LimitUnavailable, SpecError
-from everdeck.kernel import containment, sandbox
+from everdeck.kernel import controllers, sandbox
 from everdeck.kernel.birth import Birth
 from everdeck.model import Containment, Hold, WorkerSpec
 from everdeck.statedir import DATA, SECRETS, TMP
@@ -116,7 +116,7 @@ def born(
     program (another account); otherwise it is better so, and the next best is to join it a moment later.
     """
     limits, account, boxed = spec.limits, account_of(spec, home), spec.sandbox.level != "off"
-    bounded = account is not None or boxed or (containment.needs_cgroup(limits) and not beside)
+    bounded = account is not None or boxed or (controllers.needed(limits) and not beside)
     ruleset_fd = sandbox.ruleset(_reach(spec, home, port)) if spec.sandbox.level == "strict" else None
     try:
         yield Birth(

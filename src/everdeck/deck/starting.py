@@ -6,6 +6,7 @@ any process of an earlier tree holds it, that tree is adopted or ended first, an
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from everdeck.deck.worker import Worker
 from everdeck.errors import (
     EverdeckError,
     KernelError,
+    LimitUnavailable,
     LockConflict,
     PortUnavailable,
     ProcessGone,
@@ -32,13 +34,15 @@ from everdeck.errors import (
     RegistryError,
     SpecError,
 )
-from everdeck.kernel import containment, exits, flock
+from everdeck.kernel import containment, controllers, exits, flock
 from everdeck.kernel import identity as ids
 from everdeck.kernel.containment import Tree
 from everdeck.kernel.escalation import Subject
 from everdeck.model import EventKind, Exited, Identity, Killed, State, UnknownExit, WorkerName, WorkerSpec
 from everdeck.registry import WorkerRecord
 from everdeck.registry.store import encoded_spec
+
+_log: Final = logging.getLogger("everdeck.deck")
 
 
 @dataclass(eq=False, slots=True)
@@ -267,10 +271,23 @@ class Starting:
                     worker.record.name, spec, worker.record.cgroup, worker.record.port
                 ),
             )
+        if worker.record.cgroup is not None and controllers.needed(spec.limits):
+            self._keep_limits(worker, worker.record.cgroup, spec, fresh=fresh)
         if worker.record.cgroup is None:
             cgroup = parts.engine.cgroup_path(name)
             if cgroup is not None:
                 parts.gatherer.gather(worker.tree(), containment.joined_later(cgroup))
+
+    def _keep_limits(self, worker: Worker, cgroup: str, spec: WorkerSpec, *, fresh: bool) -> None:
+        """Between two daemons of a systemd unit the controllers may have been disabled, and the limits with them."""
+        if not fresh:
+            try:
+                controllers.apply(Path(cgroup), spec.limits)
+            except LimitUnavailable as err:
+                _log.warning("worker %r was adopted, and its limits do not hold any more: %s", worker.name, err)
+                worker.record = replace(worker.record, reason=f"its limits do not hold any more: {err}")
+        if spec.limits.memory_bytes is not None:
+            self._parts.memory.watch(worker.name, cgroup)
 
     def bind(self, worker: Worker, spec: WorkerSpec) -> None:
         """Let the guardian know whom to end when we die."""

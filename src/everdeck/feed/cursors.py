@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
+from everdeck import disk
 from everdeck.child import LAST_END_ENV
-from everdeck.crashpoints import crash_point
 from everdeck.errors import CursorUnreadable, InboxUnavailable, SpecError
 from everdeck.feed.last_words import own_cookie
 
@@ -96,9 +96,10 @@ class FileCursor:
             fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 os.write(fd, msgspec.json.encode(letter) + b"\n")
-                os.fsync(fd)
+                disk.sync(fd)
             finally:
                 os.close(fd)
+            disk.sync_directory(path.parent)  # the first letter makes the file
         except OSError as err:
             raise InboxUnavailable(f"{path}: {err.strerror} (errno {err.errno})") from err
 
@@ -108,24 +109,8 @@ class FileCursor:
         return self.path.with_name(f"{self.path.name}.{kind}")
 
     def _replace(self, path: Path, content: bytes, *, synced: bool) -> None:
-        # The same name every time: a leftover of a crash is overwritten, never collected.
-        temporary = path.with_name(f"{path.name}.new")
         try:
-            fd = os.open(
-                temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _mode_of(path)
-            )
-            try:
-                os.write(fd, content)
-                crash_point("feed.cursor.written")
-                if synced:
-                    os.fsync(fd)
-            finally:
-                os.close(fd)
-            crash_point("feed.cursor.synced")
-            temporary.replace(path)
-            crash_point("feed.cursor.renamed")
-            if synced:
-                _sync_directory(path.parent)
+            disk.replace_file(path, content, mode=_mode_of(path), synced=synced)
         except OSError as err:
             raise InboxUnavailable(f"{path}: {err.strerror} (errno {err.errno}); the old number stands") from err
 
@@ -141,11 +126,3 @@ def _mode_of(path: Path) -> int:
         return stat.S_IMODE(path.stat().st_mode)
     except OSError:
         return 0o600
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -20,7 +20,6 @@ See cgroups(7), ``Documentation/admin-guide/cgroup-v2.rst``, proc_pid_environ(5)
 """
 
 import contextlib
-import errno
 import os
 import secrets
 import signal
@@ -32,14 +31,14 @@ from pathlib import Path
 from typing import Final
 
 from everdeck.child import COOKIE_ENV
-from everdeck.errors import KernelError, LimitUnavailable, NotPermitted, ProcessGone
+from everdeck.errors import KernelError, NotPermitted, ProcessGone
 from everdeck.kernel import flock
 from everdeck.kernel import identity as ids
-from everdeck.model import Containment, Cookie, Identity, Limits
+from everdeck.model import Containment, Cookie, Identity
 from everdeck.statedir import DATA
 
 _COOKIE_KEY: Final = f"{COOKIE_ENV}=".encode()
-_CPU_PERIOD_MICROSECONDS: Final = 100_000
+OWNER_LEAF: Final = "everdeck-owner"  # where the owner sits when it needs controllers; see controllers.py
 _GATHER_LOOKS: Final = 64  # a tree that still forks outside after so many looks is left to its cookie
 
 
@@ -321,17 +320,21 @@ def _is_live_member(tree: Tree, pid: int, group: int) -> bool:
 # --- cgroups ----------------------------------------------------------------------------------------------------
 
 
-def cgroup_home() -> Path | None:
-    """The cgroup v2 directory under which we may make our own, or None; tried once by making one."""
-    mount = _cgroup2_mount()
-    if mount is None:
+def cgroup_home(pid: int | None = None) -> Path | None:
+    """The cgroup v2 directory under which we may make our own, or None; tried once by making one.
+
+    With a ``pid`` the directory under which that process may do so, as far as can be told without being it.
+    """
+    own = own_cgroup(pid)
+    if own is None:
         return None
-    own = "/"
-    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:  # noqa: PTH123
-        for line in file:
-            if line.startswith("0::"):
-                own = line.rstrip("\n")[3:]
-    home = mount / own.lstrip("/")
+    home = own.parent if own.name == OWNER_LEAF else own
+    if pid is not None and (account := _account_of_process(pid)) != os.geteuid():
+        try:
+            delegated = account in {0, home.stat().st_uid}
+        except OSError:
+            return None
+        return home if delegated and (home / "cgroup.kill").exists() else None
     probe = home / f"everdeck-probe-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         probe.mkdir()
@@ -343,6 +346,26 @@ def cgroup_home() -> Path | None:
         with contextlib.suppress(OSError):
             probe.rmdir()
     return home if usable else None
+
+
+def own_cgroup(pid: int | None = None) -> Path | None:
+    """The cgroup v2 directory that a process sits in (we ourselves unless told); None where there is no cgroup v2."""
+    mount = _cgroup2_mount()
+    if mount is None:
+        return None
+    own = "/"
+    with contextlib.suppress(OSError), open(f"/proc/{pid or 'self'}/cgroup", encoding="utf-8") as file:  # noqa: PTH123
+        for line in file:
+            if line.startswith("0::"):
+                own = line.rstrip("\n")[3:]
+    return mount / own.lstrip("/")
+
+
+def _account_of_process(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116 - a kernel file
+    except OSError:
+        return None
 
 
 def make_cgroup(path: Path) -> bool:
@@ -504,46 +527,6 @@ def remove_cgroups(home: Path) -> None:
             if entry.is_dir(follow_symlinks=False):
                 remove_cgroup(Path(entry.path))
     remove_cgroup(home)
-
-
-def apply_cgroup_limits(path: Path, limits: Limits) -> None:
-    """Write memory, CPU and pids limits, or refuse by name with :class:`LimitUnavailable`."""
-    for field, controller, file, value in _cgroup_limits(limits):
-        _enable(path.parent.parent, controller)
-        _enable(path.parent, controller)
-        try:
-            (path / file).write_text(value, encoding="ascii")
-        except OSError as err:
-            raise LimitUnavailable(
-                f"limits.{field}",
-                getattr(limits, field),
-                f"no such limit here: the cgroup v2 controller {controller!r} is not available in {path.parent} "
-                f"({errno.errorcode.get(err.errno or 0, '?')}); leave the limit out, or delegate the controller",
-            ) from err
-
-
-def needs_cgroup(limits: Limits) -> bool:
-    """Does any of these limits need a cgroup controller?"""
-    return bool(_cgroup_limits(limits))
-
-
-def _cgroup_limits(limits: Limits) -> list[tuple[str, str, str, str]]:
-    wanted: list[tuple[str, str, str, str]] = []
-    if limits.memory_bytes is not None:
-        wanted.append(("memory_bytes", "memory", "memory.max", str(limits.memory_bytes)))
-    if limits.cpu_percent is not None:
-        quota = max(1000, int(limits.cpu_percent / 100 * _CPU_PERIOD_MICROSECONDS))
-        wanted.append(("cpu_percent", "cpu", "cpu.max", f"{quota} {_CPU_PERIOD_MICROSECONDS}"))
-    if limits.pids is not None:
-        wanted.append(("pids", "pids", "pids.max", str(limits.pids)))
-    return wanted
-
-
-def _enable(directory: Path, controller: str) -> None:
-    # Refused where the controller is not delegated or processes sit in the directory; the write of the limit
-    # itself then fails and is reported.
-    with contextlib.suppress(OSError):
-        (directory / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
 
 
 @cache

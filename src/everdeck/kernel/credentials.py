@@ -100,19 +100,10 @@ def _take_back(folder_fd: int, former: int) -> None:
 
 
 def _write(folder_fd: int, name: str, value: bytes, reader: int | None) -> None:
-    temporary = f".{name}.new"
-    with contextlib.suppress(FileNotFoundError):  # of a start that was killed
-        os.unlink(temporary, dir_fd=folder_fd)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=folder_fd), "wb") as file:
-        file.write(value)
-        file.flush()
-        _let_read(file.fileno(), reader, directory=False)
-        disk.sync(file.fileno())
-    crash_point("replace.written")
-    os.rename(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
-    crash_point("replace.renamed")
-    disk.sync(folder_fd)
+    def let_read(fd: int) -> None:
+        _let_read(fd, reader, directory=False)
+
+    disk.replace_file(name, value, dir_fd=folder_fd, prepare=let_read)
     crash_point("start.secret-written")
 
 

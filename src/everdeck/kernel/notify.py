@@ -18,6 +18,7 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final, Self
 
@@ -197,6 +198,17 @@ def _want_credentials(receiver: socket.socket) -> None:
     receiver.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     with contextlib.suppress(OSError):  # below 6.5: the pid alone
         receiver.setsockopt(socket.SOL_SOCKET, _SO_PASSPIDFD, 1)
+
+
+@cache
+def tells_pidfds() -> bool:
+    """Does this kernel pass the sender's pidfd with what it said (6.5)?"""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asked:
+        try:
+            asked.setsockopt(socket.SOL_SOCKET, _SO_PASSPIDFD, 1)
+        except OSError:
+            return False
+    return True
 
 
 def _take_place(receiver: socket.socket, address: str) -> int:

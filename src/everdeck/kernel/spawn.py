@@ -57,6 +57,16 @@ class Child:
     """Was it in the wanted cgroup before its first instruction?"""
 
 
+def kill_group(child: Child) -> None:
+    """End everything in the process group of a child that leads one and that nobody has reaped yet."""
+    if ids.has_group_signal():
+        ids.send_group_signal(child.pidfd, signal.SIGKILL)
+        return
+    # Below 6.9 by number: a child keeps its pid until we reap it, alive or not, and so its group's number is ours.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
 def make_files_private(given: int | None = None) -> int:
     """From now on this process makes files for its own account only; its workers keep the umask it had, or the given.
 

@@ -16,10 +16,11 @@ import json
 import logging
 import os
 import signal
+import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
@@ -35,7 +36,7 @@ from everdeck.errors import DeckError, StateDirRefused
 from everdeck.kernel import orphans, spawn
 from everdeck.model import Event, WorkerStatus
 from everdeck.registry import check_writable
-from everdeck.server import TYPED_IN_ENV, applying
+from everdeck.server import TYPED_IN_ENV, activation, applying
 from everdeck.server.app import create_app, create_litestar
 from everdeck.server.auth import Door
 from everdeck.server.documents import Applied, ApplyRequest
@@ -116,12 +117,25 @@ def listen_address(options: DaemonOptions) -> tuple[str, int]:
     return host, port
 
 
+def _address_of(fd: int, options: DaemonOptions) -> tuple[str, int]:
+    """Where a socket listens that systemd lent us; the rule about addresses that others reach holds for it too."""
+    lent = socket.socket(fileno=fd)
+    try:
+        host, port = lent.getsockname()[:2]
+    finally:
+        lent.detach()
+    shown = f"[{host}]" if ":" in host else host
+    return listen_address(replace(options, listen=f"{shown}:{port}"))
+
+
 class _Daemon:
     def __init__(self, options: DaemonOptions, address: tuple[str, int] | None, out: TextIO) -> None:
         self._options = options
         self._address = address
         self._out = out
         self._carried: dict[str, Any] = json.loads(os.environ.pop(REEXEC_ENV, "{}"))
+        if lent := activation.taken():
+            self._carried |= {**lent, "lent": sorted(lent)}
         # Whatever we make is for our account only; workers have the umask that we were started with.
         self._umask = spawn.make_files_private(self._carried.get("umask"))
         # As many descriptors as we may have; workers have the limit that we were started with.
@@ -218,9 +232,13 @@ class _Daemon:
         return {*named, *self._options.hosts}
 
     async def _listen(self, front: HttpFront, state_dir: Path) -> None:
-        await front.listen_unix(state_dir, self._carried.get("unix"), self._carried.get("unix_connected", ()))
+        lent = self._carried.get("lent", ())
+        connected = self._carried.get("unix_connected", ())
+        await front.listen_unix(state_dir, self._carried.get("unix"), connected, lent="unix" in lent)
         if self._address is not None:
             tls = _tls(self._options)
+            if "tcp" in lent:
+                self._address = _address_of(self._carried["tcp"], self._options)
             host, port = self._address
             try:
                 connected = self._carried.get("tcp_connected", ())
@@ -295,7 +313,12 @@ class _Daemon:
     async def _reexec(self, deck: AsyncDeck, services: Services, front: HttpFront) -> NoReturn:
         child.notify("RELOADING=1", f"MONOTONIC_USEC={_monotonic_usec()}")
         services.close()
-        carried: dict[str, Any] = {**await front.handover(), "umask": self._umask, "open_files": self._open_files}
+        carried: dict[str, Any] = {
+            **await front.handover(),
+            "umask": self._umask,
+            "open_files": self._open_files,
+            "lent": self._carried.get("lent", []),
+        }
         _log.info("continuing as pid %d with the installed code", os.getpid())
         logging.shutdown()
         self._out.flush()

@@ -83,10 +83,18 @@ class HttpFront:
         self._servers: dict[str, asyncio.Server] = {}
         self._bound: dict[Path, os.stat_result] = {}
 
-    async def listen_unix(self, state_dir: Path, carried_fd: int | None = None, connected: Iterable[int] = ()) -> None:
+    async def listen_unix(
+        self,
+        state_dir: Path,
+        carried_fd: int | None = None,
+        connected: Iterable[int] = (),
+        *,
+        lent: bool = False,
+    ) -> None:
         """Serve ``http.sock``; refuses if another daemon of this deck does, replaces what a dead one left.
 
-        ``carried_fd`` and ``connected`` are the listener and the connections of the image before.
+        ``carried_fd`` and ``connected`` are the listener and the connections of the image before; a listener that is
+        ``lent`` is systemd's, and so are its file and its rights.
         """
         config = self._config()
         path = state_dir / HTTP_SOCKET
@@ -95,9 +103,10 @@ class HttpFront:
             listener = unixsocket.listen(state_dir, HTTP_SOCKET)
         else:
             listener = socket.socket(fileno=carried_fd)
-        if self._people:
+        if self._people and not lent:
             unixsocket.open_to_others(state_dir, HTTP_SOCKET)
-        self._bound[path] = os.lstat(path)
+        if not lent:
+            self._bound[path] = os.lstat(path)
         server = await serve_unix(lambda: self._protocol(config, local=True), _own(listener), backlog=ACCEPTED_PER_TURN)
         # asyncio takes one number for both: the kernel's queue, and how many it accepts before it looks at them.
         listener.listen(BACKLOG)

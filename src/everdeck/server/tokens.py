@@ -6,9 +6,9 @@ there: ``STATE/tokens.json`` has their SHA-256 (they are 256 random bits, so not
 labels and expiry. A session is what a browser keeps instead of a token: it ends by itself, at log-out, and with its
 token. Sessions are in ``STATE/sessions.json``, so that they outlive the daemon.
 
-Each file is replaced whole (a temporary file, fsync, rename), under a lock on the directory, because several programs
-may write: flock(2). A reader looks at the file's identity before it trusts what it remembers, so a revocation holds
-from the next request on.
+Each file is replaced whole (:func:`everdeck.disk.replace_file`), under a lock on the directory, because several
+programs may write: flock(2). A reader looks at the file's identity before it trusts what it remembers, so a revocation
+holds from the next request on.
 """
 
 import contextlib
@@ -24,6 +24,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from everdeck import disk
 from everdeck.access import Grant, Role
 from everdeck.errors import SpecError, StateDirRefused
 from everdeck.model import worker_name
@@ -121,6 +122,7 @@ class Tokens:
         if name == DECK_TOKEN:
             with contextlib.suppress(FileNotFoundError):
                 (self._state_dir / TOKEN_FILE).unlink()
+                disk.sync_directory(self._state_dir)
                 return
         with self._named.changing() as known:
             left = [one for one in known if one.name != name]
@@ -247,7 +249,7 @@ class _File(Generic[_Kept]):
             before = list(records)
             yield records
             if records != before:
-                _replace(self._path, msgspec.json.format(msgspec.json.encode(records), indent=1))
+                disk.replace_file(self._path, msgspec.json.format(msgspec.json.encode(records), indent=1))
         except OSError as error:
             raise StateDirRefused(f"{self._path}: {error.strerror}") from error
         finally:
@@ -268,23 +270,13 @@ def _identity_of(facts: os.stat_result) -> tuple[int, ...]:
     return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_mode
 
 
-def _replace(path: Path, content: bytes) -> None:
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        _write_new(fresh, content)
-        os.rename(fresh, path)  # noqa: PTH104 - beside the other raw calls
-    except OSError:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise
-
-
 def _link_new(path: Path, content: bytes) -> bool:
     """Make a file that was not there, whole at its first moment; False when another process was first."""
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         _write_new(fresh, content)
         os.link(fresh, path)
+        disk.sync_directory(path.parent)
     except FileExistsError:
         return False
     except OSError as error:

@@ -57,11 +57,11 @@ const SIGNALS = [
 ];
 const signalName = (number) => SIGNALS[number] || { 34: 'SIGRTMIN', 64: 'SIGRTMAX' }[number] || `signal ${number}`;
 
-/** {kind: 'exited', code} | {kind: 'killed', signal} | {kind: 'unknown'} → {text, tone}. An end that somebody asked for is not bad. */
+/** {kind: 'exited', code} | {kind: 'killed', signal, oom} | {kind: 'unknown'} → {text, tone}. An end that somebody asked for is not bad. */
 export function exit(value, requested = false) {
   if (!value) return { text: '–', tone: 'quiet' };
   if (value.kind === 'exited') return { text: `exit ${value.code}`, tone: value.code === 0 || requested ? 'calm' : 'bad' };
-  if (value.kind === 'killed') return { text: signalName(value.signal), tone: requested ? 'calm' : 'bad' };
+  if (value.kind === 'killed') return { text: value.oom ? `${signalName(value.signal)}, out of memory` : signalName(value.signal), tone: requested && !value.oom ? 'calm' : 'bad' };
   return { text: 'unseen', tone: 'quiet' };
 }
 
@@ -84,9 +84,9 @@ function entry(key, value) {
   return SENTENCES.has(key) ? String(value) : `${name} ${value}`;
 }
 
-function ending({ kind, code, signal }) {
+function ending({ kind, code, signal, oom }) {
   if (kind === 'exited' && code !== undefined) return `exit code ${code}`;
-  if (kind === 'killed' && signal !== undefined) return `killed by ${signalName(signal)}`;
+  if (kind === 'killed' && signal !== undefined) return `killed by ${signalName(signal)}${oom ? ' (out of memory)' : ''}`;
   return kind === 'unknown' ? 'ended unseen' : '';
 }
 

@@ -1,0 +1,115 @@
+"""The virtual machine of ``scripts/machine``, from outside: commands by ssh, its power switch and its disk."""
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+STATE = "/data/deck"
+BOOT_SECONDS = 900
+COMMAND_SECONDS = 600
+
+
+class Machine:
+    """One that runs. Everything in it is slow, so every deadline here is long and none sets the pace."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+
+    def ssh(self, user: str = "root") -> list[str]:
+        """The words that lead inside."""
+        options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "ConnectTimeout=20", "BatchMode=yes"]
+        words = ["ssh", "-q", "-F", "/dev/null", "-i", str(self._run / "key"), "-p", (self._run / "port").read_text()]
+        for option in [*options, "ServerAliveInterval=10", "ServerAliveCountMax=30"]:
+            words += ["-o", option]
+        return [*words, f"{user}@127.0.0.1"]
+
+    def run(self, command: str, *, user: str = "root", check: bool = True, given: str | None = None) -> str:
+        """Run a shell command inside; returns what it printed."""
+        done = subprocess.run(
+            [*self.ssh(user), command],
+            input=given if given is not None else "",
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=COMMAND_SECONDS,
+        )
+        assert not check or done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def python(self, program: str, *words: str, user: str = "root") -> Any:
+        """Run a program inside that prints JSON, and return what it means."""
+        return json.loads(self.run(shlex.join(["/opt/venv/bin/python", "-", *words]), user=user, given=program))
+
+    def until(self, what: str, fact: Callable[[], bool], seconds: float = COMMAND_SECONDS) -> None:
+        """Look again until it is so: another machine gives no event that we could wait for."""
+        deadline = time.monotonic() + seconds
+        while not fact():
+            assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+            time.sleep(1)
+
+    def wait_up(self, other_than: str | None = None) -> None:
+        """Until ssh lets us in, in another boot than the named one."""
+
+        def up() -> bool:
+            try:
+                return self.boot_id() not in {"", other_than}
+            except subprocess.TimeoutExpired:
+                return False
+
+        self.until("the machine boots", up, BOOT_SECONDS)
+
+    def boot_id(self) -> str:
+        """Which boot this is; empty while nobody answers."""
+        return self.run("cat /proc/sys/kernel/random/boot_id", check=False).strip()
+
+    def reboot(self) -> None:
+        """As systemd does it."""
+        before = self.boot_id()
+        self.run("systemctl reboot", check=False)
+        self.wait_up(other_than=before)
+
+    def cut_power(self, seed: int | None = None) -> int:
+        """Stop it dead, forget what its disk had not flushed (or some of it), boot; returns how many blocks went."""
+        before = self.boot_id()
+        self._monitor("stop")
+        lost = self._disk("cut" if seed is None else f"cut {seed}")
+        self._monitor("system_reset")
+        self._monitor("cont")
+        self.wait_up(other_than=before)
+        return lost
+
+    def disk_lies(self, lies: bool) -> None:
+        """From now on the disk says that it flushed, and does not."""
+        self._disk(f"lie {'on' if lies else 'off'}")
+
+    def _disk(self, order: str) -> int:
+        with socket.socket(socket.AF_UNIX) as control:
+            control.settimeout(60)
+            control.connect(str(self._run / "disk.ctl"))
+            control.sendall(order.encode() + b"\n")
+            return int(control.makefile().readline().split()[0])
+
+    def _monitor(self, order: str) -> None:
+        with socket.socket(socket.AF_UNIX) as monitor:
+            monitor.settimeout(60)
+            monitor.connect(str(self._run / "qmp"))
+            lines = monitor.makefile("rw")
+            for words in ("qmp_capabilities", order):
+                lines.readline()  # the greeting, then the answer to the order before
+                lines.write(json.dumps({"execute": words}) + "\n")
+                lines.flush()
+            while "return" not in json.loads(lines.readline()):
+                pass  # events in between
+
+
+def from_environment() -> Machine | None:
+    """The machine that ``scripts/machine test`` has booted."""
+    run = os.environ.get("EVERDECK_MACHINE")
+    return None if run is None else Machine(Path(run))
