@@ -246,7 +246,8 @@ class Daemon(Client):
     @classmethod
     def of(cls, options: "Namespace", timeout_seconds: float | None = None) -> Self:
         """The daemon that ``--state`` names."""
-        return cls(options.where, os.environ.get("EVERDECK_TOKEN"), timeout_seconds)
+        remote = options.where.startswith(("http://", "https://"))
+        return cls(options.where if remote else str(options.state), os.environ.get("EVERDECK_TOKEN"), timeout_seconds)
 
     def deck(self) -> dict[str, Any]:
         """Who owns it, since when, with which version, and where its page is."""

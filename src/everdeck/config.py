@@ -220,6 +220,13 @@ def parse(text: str, file: Path) -> Config:
     return _Reader(document, text, file).config()
 
 
+def said_for_kubernetes(config: Config) -> dict[str, Any]:
+    """What ``[kubernetes]`` says, by name; what it does not say is left to the namespace's own settings."""
+    table, usual = config.kubernetes, KubernetesTable()
+    fields = ((name, getattr(table, name)) for name in table.__struct_fields__)
+    return {name: value for name, value in fields if value is not UNSET and value != getattr(usual, name)}
+
+
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of ``everdeck.toml``, for editors."""
     schema = msgspec.json.schema(ConfigTable)

@@ -17,7 +17,9 @@ from everdeck.messages import MessageStream
 from everdeck.model import Event, WorkerSpec, WorkerStatus, worker_name
 from everdeck.verbs import RESTARTS_AT_ONCE, Name, Run, Started, Stopped, Verbs, Workers
 
-_FACTS: Final = frozenset({"state_dir", "deck_id", "owner_pid", "abilities", "members", "last_event_id"})
+_FACTS: Final = frozenset(
+    {"state_dir", "is_here", "deck_id", "owner_pid", "abilities", "members", "last_event_id", "applied"}
+)
 """What everybody who is let in may know about the deck itself."""
 
 _BATCH: Final = 1000
@@ -38,6 +40,7 @@ _ON_ONE: Final[Mapping[str, Role]] = {
     "decide": Role.OPERATE,
     "send": Role.OPERATE,
     "remove": Role.ADMIN,
+    "whole_spec": Role.ADMIN,
 }
 """Coroutines whose first argument is the worker they are about."""
 
@@ -150,6 +153,11 @@ class Guarded:
         """Compare with the kernel now."""
         self.grant.require(Role.OPERATE, "reconcile", whole_deck=True)
         await self._deck.reconcile()
+
+    async def remember_applied(self, memory: bytes) -> None:
+        """What a configuration brought."""
+        self.grant.require(Role.ADMIN, "apply", whole_deck=True)
+        await self._deck.remember_applied(memory)  # type: ignore[attr-defined]  # the deck of a daemon has it
 
     async def list(self) -> builtins.list[WorkerStatus]:
         """Every worker that exists for this caller."""

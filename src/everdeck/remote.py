@@ -209,9 +209,9 @@ class RemoteDeck:
         """Forget a worker's crashes; if it should run and does not, start it now."""
         return await self._ask(WorkerStatus, "POST", f"{_worker(worker_name(name))}/reset")
 
-    async def remove(self, name: Name) -> None:
+    async def remove(self, name: Name, *, data: bool = False) -> None:
         """Stop a worker and remove its record, log, data and secrets."""
-        await self._send("DELETE", _worker(worker_name(name)))
+        await self._send("DELETE", _worker(worker_name(name)), **({"data": 1} if data else {}))
 
     async def adopt(self, name: Name, pid: int, **fields: Any) -> WorkerStatus:
         """Take over a process that somebody else started on the daemon's machine, without stopping it."""

@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from os import PathLike
 from pathlib import PurePath
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -237,8 +237,11 @@ class Verbs(Protocol):
     async def reset(self, name: Name) -> WorkerStatus:
         """Forget a worker's crashes; if it should run and does not, start it now. Raises as :meth:`start`."""
 
-    async def remove(self, name: Name) -> None:
-        """Stop a worker and remove its record, log, data and secrets. Raises as :meth:`stop`."""
+    async def remove(self, name: Name, *, data: bool = False) -> None:
+        """Stop a worker and remove its record, log, data and secrets. Raises as :meth:`stop`.
+
+        A cluster keeps its volume, and with it data and log, unless ``data`` is true; one box never keeps them.
+        """
 
     async def adopt(self, name: Name, pid: int, **fields: Any) -> WorkerStatus:
         """Take over a process that somebody else started, without stopping it.
@@ -379,3 +382,20 @@ class OpenDeck(Verbs, Protocol):
 
     async def close(self) -> None:
         """Let go of it."""
+
+
+@runtime_checkable
+class Beside(Protocol):
+    """What a daemon needs of a deck beside the verbs, when the deck's files are not on its machine."""
+
+    async def whole_spec(self, name: Name) -> WorkerSpec:
+        """What a worker runs, with the values of its secrets."""
+
+    async def applied(self) -> bytes | None:
+        """What the last configuration left to be remembered; None if there was none."""
+
+    async def remember_applied(self, memory: bytes) -> None:
+        """Keep that for the next one."""
+
+    def configure(self, told: Mapping[str, Any]) -> None:
+        """What a configuration file says about this kind of deck wins over what the deck itself keeps."""

@@ -4,31 +4,18 @@ A test gets a ``page`` that is logged in at ``daemon``. Whatever the page prints
 every violation of its Content-Security-Policy fails the test that caused it, unless the test says that it expects it.
 """
 
-import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.dash_browser import chromium
 from support.dash_daemon import Daemon, daemon_at
 from support.dash_page import DEADLINE_MS, WORKER, Complaints, live
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
-
-CHROMIUM = os.environ.get("EVERDECK_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-ARGUMENTS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 
 TEMPLATES = f"""
 [template.echo]
@@ -46,16 +33,8 @@ def browser() -> Iterator["Browser"]:
     Not for the session: Playwright's synchronous interface keeps an event loop running in this thread for as long as it
     is open, and the tests of other folders that follow in the same process could not call ``asyncio.run``.
     """
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (group browser)")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine (apt-get install chromium)")
-    sync_api.expect.set_options(timeout=DEADLINE_MS)
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        try:
-            yield browser
-        finally:
-            browser.close()
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from everdeck import Deck
-from support.cluster_beats import COMMAND, Stretch, beats_file, overlaps, stretches
+from support.cluster_beats import COMMAND, Beats, Stretch, beats_file, overlaps
 from support.cluster_machines import Cluster, Operator, until
 
 TRIALS = int(os.environ.get("TRIALS", "1"))
@@ -19,80 +19,80 @@ BACK_WITHIN_SECONDS = 30.0
 
 
 @pytest.fixture
-def beats(cluster: Cluster, namespace: str, deck: Deck) -> Path:
-    """A worker that beats, and where."""
+def beats(cluster: Cluster, namespace: str, deck: Deck) -> Beats:
+    """What a worker that beats writes."""
     assert deck.start("alice", COMMAND).state == "running"
-    path = beats_file(cluster.volume(namespace, "alice"), "alice")
-    until(lambda: stretches(path), "the first beat")
-    return path
+    beats = Beats(beats_file(cluster.volume(namespace, "alice"), "alice"))
+    until(beats.stretches, "the first beat")
+    return beats
 
 
 def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _next_life(beats: Path, lives: int, seconds: float = 150) -> Stretch:
+def _next_life(beats: Beats, lives: int, seconds: float = 150) -> Stretch:
     """The first copy after so many others."""
-    until(lambda: len(stretches(beats)) > lives, f"copy {lives + 1}", seconds)
-    return stretches(beats)[lives]
+    until(lambda: beats.lives > lives, f"copy {lives + 1}", seconds)
+    return beats.stretches()[lives]
 
 
-def _settled(beats: Path) -> list[Stretch]:
+def _settled(beats: Beats) -> list[Stretch]:
     """Every life, when the newest one has beaten for a while."""
-    newest = stretches(beats)[-1]
-    until(lambda: stretches(beats)[-1].last > newest.last + 2, "the newest copy goes on")
-    return stretches(beats)
+    newest = beats.newest
+    until(lambda: beats.newest.last > newest.last + 2, "the newest copy goes on")
+    return beats.stretches()
 
 
-@pytest.mark.parametrize("trial", range(TRIALS))
-def test_a_node_loses_power(cluster: Cluster, namespace: str, beats: Path, operator: Operator, trial: int) -> None:
+@pytest.mark.usefixtures("operator")
+def test_a_node_loses_power(cluster: Cluster, namespace: str, beats: Beats) -> None:
     """The worker is back on the other node within half a minute, and the two never lived together."""
-    node = cluster.node_of(namespace, "alice")
-    lives, cut_at = len(stretches(beats)), _now()
-    cluster.do("power-off", node)
+    for trial in range(TRIALS):
+        node = cluster.node_of(namespace, "alice")
+        lives, cut_at = beats.lives, _now()
+        cluster.do("power-off", node)
 
-    following = _next_life(beats, lives)
-    print(f"power-off trial {trial}: back after {following.first - cut_at:.1f} s")
+        back = _next_life(beats, lives).first - cut_at
+        print(f"power-off, trial {trial}: back after {back:.1f} s", flush=True)
 
-    assert not overlaps(_settled(beats))
-    assert cluster.node_of(namespace, "alice") != node
-    assert following.first - cut_at < BACK_WITHIN_SECONDS
+        assert not overlaps(_settled(beats))
+        assert cluster.node_of(namespace, "alice") != node
+        assert back < BACK_WITHIN_SECONDS
+        cluster.all_is_well()
 
 
-@pytest.mark.parametrize("trial", range(TRIALS))
-def test_a_node_is_cut_off_and_healed(
-    cluster: Cluster, namespace: str, beats: Path, operator: Operator, trial: int
-) -> None:
+@pytest.mark.usefixtures("operator")
+def test_a_node_is_cut_off_and_healed(cluster: Cluster, namespace: str, beats: Beats) -> None:
     """Its copy ends before the next one begins, and does not come back when the cable does."""
-    node = cluster.node_of(namespace, "alice")
-    lives, cut_at = len(stretches(beats)), _now()
-    cluster.do("partition", node)
+    for trial in range(TRIALS):
+        node = cluster.node_of(namespace, "alice")
+        lives, cut_at = beats.lives, _now()
+        cluster.do("partition", node)
 
-    following = _next_life(beats, lives)
-    print(f"partition trial {trial}: back after {following.first - cut_at:.1f} s")
-    cluster.do("heal", node)
-    until(lambda: node in cluster.do("kubectl", "get", "nodes", "--no-headers"), "the node is known")
+        back = _next_life(beats, lives).first - cut_at
+        print(f"partition, trial {trial}: back after {back:.1f} s", flush=True)
+        cluster.all_is_well()
 
-    assert not overlaps(_settled(beats))
-    assert following.first - cut_at < BACK_WITHIN_SECONDS
-    assert len(stretches(beats)) == lives + 1, "the healed node's old copy came back"
+        assert not overlaps(_settled(beats))
+        assert back < BACK_WITHIN_SECONDS
+        assert beats.lives == lives + 1, "the healed node's old copy came back"
 
 
-def test_the_api_server_is_away_for_a_minute(cluster: Cluster, beats: Path, operator: Operator) -> None:
+def test_the_api_server_is_away_for_a_minute(cluster: Cluster, beats: Beats, operator: Operator) -> None:
     """Nobody can renew, so the program rests; it goes on by itself when the server is back."""
-    lives = len(stretches(beats))
+    lives = beats.lives
     cluster.do("stop", "apiserver")
-    until(lambda: _now() - stretches(beats)[-1].last > 5, "the program rests")
+    until(lambda: _now() - beats.newest.last > 5, "the program rests")
     away_since = _now()
     until(lambda: _now() - away_since > 60, "a minute", 90)
-    assert len(stretches(beats)) == lives
+    assert beats.lives == lives
     cluster.do("start", "apiserver")
 
     _next_life(beats, lives)
     assert not overlaps(_settled(beats))
 
 
-def test_etcd_is_restarted(cluster: Cluster, beats: Path, operator: Operator) -> None:
+def test_etcd_is_restarted(cluster: Cluster, beats: Beats, operator: Operator) -> None:
     """Shorter than the Lease: nothing ends."""
     cluster.do("stop", "etcd")
     cluster.do("start", "etcd")
@@ -101,11 +101,11 @@ def test_etcd_is_restarted(cluster: Cluster, beats: Path, operator: Operator) ->
 
 
 def test_the_operator_is_killed_before_a_node_dies(
-    cluster: Cluster, namespace: str, beats: Path, operator: Operator
+    cluster: Cluster, namespace: str, beats: Beats, operator: Operator
 ) -> None:
     """The next one does its work."""
     operator.kill()
-    lives = len(stretches(beats))
+    lives = beats.lives
     cluster.do("power-off", cluster.node_of(namespace, "alice"))
     successor = Operator(namespace)
     try:
@@ -115,23 +115,23 @@ def test_the_operator_is_killed_before_a_node_dies(
         successor.kill()
 
 
-def test_a_kubelet_is_restarted(cluster: Cluster, namespace: str, beats: Path, operator: Operator) -> None:
+def test_a_kubelet_is_restarted(cluster: Cluster, namespace: str, beats: Beats, operator: Operator) -> None:
     """Its pods do not notice."""
-    lives = len(stretches(beats))
+    lives = beats.lives
     cluster.do("restart-kubelet", cluster.node_of(namespace, "alice"))
 
     assert len(_settled(beats)) == lives
 
 
-def test_a_fence_is_stopped_and_continued(cluster: Cluster, namespace: str, beats: Path, operator: Operator) -> None:
+def test_a_fence_is_stopped_and_continued(cluster: Cluster, namespace: str, beats: Beats, operator: Operator) -> None:
     """The watchdog ends the program in time; the continued fence starts it again only with its Lease."""
     fence = _fence_of(namespace)
-    lives = len(stretches(beats))
+    lives = beats.lives
     os.kill(fence, signal.SIGSTOP)
     stopped_at = _now()
     try:
-        until(lambda: _now() - stretches(beats)[-1].last > 2, "the program is ended", 30)
-        assert stretches(beats)[-1].last - stopped_at < 8, "it lived longer than its Lease"
+        until(lambda: _now() - beats.newest.last > 2, "the program is ended", 30)
+        assert beats.newest.last - stopped_at < 8, "it lived longer than its Lease"
     finally:
         os.kill(fence, signal.SIGCONT)
 

@@ -27,21 +27,44 @@ class Stretch(NamedTuple):
     last: float
 
 
-def beats_file(volume: Path, worker: str) -> Path:
-    """Where the worker writes, on this machine."""
-    return volume / "deck" / "workers" / worker / "data" / "beats"
+def beats_file(volume: Path, worker: str, state: str = "deck") -> Path:
+    """Where the worker writes, on this machine: in the state directory on its volume."""
+    return volume / state / "workers" / worker / "data" / "beats"
 
 
-def stretches(beats: Path) -> list[Stretch]:
-    """Every copy that ever ran, by its first beat. A line that was cut by a kill is left out."""
-    found: dict[str, Stretch] = {}
-    for line in beats.read_text().splitlines() if beats.exists() else ():
-        at, _, who = line.partition(" ")
-        if not who:
-            continue
-        before = found.get(who)
-        found[who] = Stretch(who, before.first if before else float(at), float(at))
-    return sorted(found.values(), key=lambda one: one.first)
+class Beats:
+    """The file of beats, read on from where it was last read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = 0
+        self._found: dict[str, Stretch] = {}
+
+    def stretches(self) -> list[Stretch]:
+        """Every copy that ever ran, by its first beat. A line that was cut by a kill is left out."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._at)
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._at += len(whole)
+            for line in whole.decode().splitlines():
+                at, _, who = line.partition(" ")
+                if not who:
+                    continue
+                before = self._found.get(who)
+                self._found[who] = Stretch(who, before.first if before else float(at), float(at))
+        return sorted(self._found.values(), key=lambda one: one.first)
+
+    @property
+    def lives(self) -> int:
+        """How many copies ever ran."""
+        return len(self.stretches())
+
+    @property
+    def newest(self) -> Stretch:
+        """The copy that began last."""
+        return self.stretches()[-1]
 
 
 def overlaps(lives: list[Stretch]) -> list[tuple[Stretch, Stretch]]:

@@ -56,6 +56,7 @@ VERBS: Final[dict[str, Entry]] = {
     "doctor": Entry("doctor", "check kernel features and find problems", _MOVE),
     "adopt": Entry("adopt", "take over a process that somebody else started", _MOVE),
     "export": Entry("export", "a systemd unit or a Kubernetes manifest for this deck", _MOVE),
+    "move": Entry("move", "move workers from this machine to a Kubernetes namespace", _MOVE),
     "operator": Entry("operator", "bring back workers of a Kubernetes namespace whose node has died", _MOVE),
     "mcp": Entry("mcp", "serve the deck to agents by the Model Context Protocol", _MOVE),
     "send": Entry("send", "send a message by a satellite", _WORKERS),
@@ -93,9 +94,14 @@ _ANYWHERE: Final = frozenset(
         "apply",
         "reload",
         "mcp",
+        "send",
     }
 )
-SCHEMES: Final = ("http://", "https://", "kubernetes:")
+# What a daemon over a cluster keeps on this machine.
+_OVER_A_CLUSTER: Final = frozenset({"up", "down", "login", "token", "operator", "move"})
+DEFAULT_STATE: Final = ".everdeck"
+CLUSTER: Final = "kubernetes:"
+SCHEMES: Final = ("http://", "https://", CLUSTER)
 _WITHOUT_A_DECK: Final = frozenset({"demo", "sweep", "export", "feed", "schema", "completion", "complete"})
 _HIDDEN: Final[dict[str, Entry]] = {
     "complete": Entry("completion", "", ""),
@@ -171,7 +177,8 @@ def _run(name: str, arguments: list[str], state: str | None) -> int:
     if entry is None:
         return _unknown(name)
     options = _parsed(name, arguments, state)
-    if options.where.startswith(SCHEMES) and name not in _ANYWHERE | _WITHOUT_A_DECK:
+    reachable = _ANYWHERE | _WITHOUT_A_DECK | (_OVER_A_CLUSTER if options.where.startswith(CLUSTER) else frozenset())
+    if options.where.startswith(SCHEMES) and name not in reachable:
         return _misused(f"`everdeck {name}` needs a directory of this machine, not {options.where}")
     from everdeck.errors import EverdeckError
     from everdeck.statedir import StateDir
@@ -209,7 +216,7 @@ def parser_of(name: str) -> "ArgumentParser":
     parser.add_argument(
         "--state",
         metavar="DIR",
-        help="the deck's directory, or a daemon's URL (default: $EVERDECK_STATE, else ./.everdeck)",
+        help="a directory, kubernetes:NAMESPACE or a daemon's URL (default: $EVERDECK_STATE, else ./.everdeck)",
     )
     getattr(module, f"{name}_options")(parser)
     return parser
@@ -220,8 +227,6 @@ def _dedented(docstring: str) -> str:
 
 
 def _parsed(name: str, arguments: list[str], state: str | None) -> "Namespace":
-    from pathlib import Path
-
     # What follows "--" is somebody else's command line and none of our options.
     own, command = arguments, None
     if name in {"start", "complete"} and "--" in arguments:
@@ -242,9 +247,16 @@ def _parsed(name: str, arguments: list[str], state: str | None) -> "Namespace":
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     options.verb = name
     options.command_line = command
-    options.where = options.state or state or os.environ.get("EVERDECK_STATE") or ".everdeck"
-    options.state = Path(options.where)
+    options.where = options.state or state or os.environ.get("EVERDECK_STATE") or DEFAULT_STATE
+    options.state = home_of(options.where)
     return options
+
+
+def home_of(where: str) -> "Path":
+    """The state directory; of a cluster, where a daemon over it keeps its own files (token, socket, samples)."""
+    from pathlib import Path
+
+    return Path(DEFAULT_STATE, where.replace(":", "-")) if where.startswith(CLUSTER) else Path(where)
 
 
 def _module(entry: Entry) -> object:

@@ -45,6 +45,9 @@ def rm_options(parser: ArgumentParser) -> None:
     """Options of rm."""
     _options(parser, "rm")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask, also with --all in a terminal")
+    parser.add_argument(
+        "--data", action="store_true", help="on Kubernetes: the volume too (on one box data always goes)"
+    )
 
 
 def stop(options: Namespace) -> int:
@@ -67,7 +70,9 @@ def reset(options: Namespace) -> int:
 
 
 def rm(options: Namespace) -> int:
-    """Stop workers and forget them. Their logs, data and secrets are deleted."""
+    """Stop workers and forget them. Their logs, data and secrets are deleted; on Kubernetes the volume stays unless
+    you say --data.
+    """
     if options.all and not options.yes and sys.stdin.isatty() and sys.stdout.isatty():
         answer = input(f"Remove every worker of {options.state}, with logs and data? [y/N] ")
         if answer.strip().lower() not in {"y", "yes"}:
@@ -75,11 +80,11 @@ def rm(options: Namespace) -> int:
     return _act(options, "remove")
 
 
-def on_one(deck: Reached, verb: str, name: str) -> dict[str, Any]:
+def on_one(deck: Reached, verb: str, name: str, *, data: bool = False) -> dict[str, Any]:
     """Act on one worker; an unknown name is answered with the ones that are near."""
     try:
         if verb == "remove":
-            deck.remove(worker_name(name))
+            deck.remove(worker_name(name), data=data)
             return {"name": name, "state": "removed"}
         act: dict[str, Callable[[str], WorkerStatus]] = {
             "start": deck.start,
@@ -112,7 +117,7 @@ def _act(options: Namespace, verb: str) -> int:
         return USED_WRONGLY
     with reached(options) as deck:
         if len(options.names) == 1:
-            status = on_one(deck, verb, options.names[0])
+            status = on_one(deck, verb, options.names[0], data=getattr(options, "data", False))
             result = {"name": options.names[0], "ok": True, "status": None if verb == "remove" else status}
             return _report([result], verb, options)
         names = list(dict.fromkeys(options.names)) or [status.name for status in deck.list()]
@@ -141,7 +146,7 @@ def _on_many(
         # All trees end in one pass; each is asked for again below, which then costs nothing or tells why.
         with contextlib.suppress(EverdeckError):
             deck.stop_many([name for name in names if name in known], lambda _status: advance())
-        return [_result(deck, verb, name) for name in names]
+        return [_result(deck, verb, name, data=getattr(options, "data", False)) for name in names]
     if verb == "restart":
         return _restarted(deck, names, options.parallel, advance)
     from concurrent.futures import ThreadPoolExecutor
@@ -185,9 +190,9 @@ def _answered(name: str, answer: WorkerStatus | Exception) -> dict[str, Any]:
     return {"name": name, "ok": False, "problem": {"detail": str(answer), **_told(answer)}}
 
 
-def _result(deck: Reached, verb: str, name: str) -> dict[str, Any]:
+def _result(deck: Reached, verb: str, name: str, *, data: bool = False) -> dict[str, Any]:
     try:
-        status = on_one(deck, verb, name)
+        status = on_one(deck, verb, name, data=data)
     except (EverdeckError, NameRefused) as error:
         return _answered(name, error)
     return {"name": name, "ok": True, "status": None if verb == "remove" else status}

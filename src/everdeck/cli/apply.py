@@ -1,11 +1,16 @@
 """``everdeck apply`` and ``everdeck schema``: from a file to a deck."""
 
+import contextlib
 import sys
 from argparse import ArgumentParser, Namespace
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from everdeck.cli import DONE, FAILED, output
+from everdeck.cli import CLUSTER, DONE, FAILED, output
 from everdeck.client import Daemon
+
+if TYPE_CHECKING:
+    from everdeck.config import Config
 
 _SIGNS = {"add": ("+", "32"), "change": ("~", "33"), "remove": ("-", "31")}
 
@@ -41,12 +46,12 @@ def apply(options: Namespace) -> int:
         "file": config.path,
         "dry_run": True,
     }
-    with Daemon.of(options) as daemon:
-        applied = daemon.apply(body)
+    with _applier(options, config) as carry_out:
+        applied = carry_out(body)
         if not options.json:
             _print_plan(applied)
         if not options.dry_run:
-            applied = daemon.apply({**body, "dry_run": False})
+            applied = carry_out({**body, "dry_run": False})
     if options.json:
         import json
 
@@ -57,6 +62,39 @@ def apply(options: Namespace) -> int:
     if not options.json and not options.dry_run and not failed:
         print("done")
     return FAILED if failed else DONE
+
+
+@contextlib.contextmanager
+def _applier(options: Namespace, config: "Config") -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
+    """Who carries out a plan: the deck's daemon; for a cluster, which needs none, this process."""
+    if not options.where.startswith(CLUSTER):
+        with Daemon.of(options) as daemon:
+            yield daemon.apply
+        return
+    import asyncio
+
+    import msgspec
+
+    from everdeck.config import said_for_kubernetes
+    from everdeck.deck import AsyncDeck
+    from everdeck.server import applying
+    from everdeck.server.documents import ApplyRequest
+
+    deck = AsyncDeck(options.where)
+    with asyncio.Runner() as runner:
+
+        def carry_out(body: dict[str, Any]) -> dict[str, Any]:
+            workers = applying.in_the_image(config.workers, config.path)
+            request = ApplyRequest(workers, config.templates, config.path, dry_run=body["dry_run"])
+            done: dict[str, Any] = msgspec.to_builtins(runner.run(applying.apply(deck, request)))
+            return done
+
+        runner.run(deck.open())
+        try:
+            deck.configure(said_for_kubernetes(config))
+            yield carry_out
+        finally:
+            runner.run(deck.close())
 
 
 def _print_plan(applied: dict[str, Any]) -> None:

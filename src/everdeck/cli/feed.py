@@ -7,6 +7,7 @@ retry within seconds. No deck is needed.
 
 import asyncio
 import json
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from everdeck.cli import DONE, FAILED, USED_WRONGLY, output
+from everdeck.cli.reach import TOKEN_ENV, is_elsewhere
 
 if TYPE_CHECKING:
+    from everdeck import Deck
     from everdeck.feed import Inbox
-    from everdeck.messages import Letter
+    from everdeck.messages import FeedStatus, Letter, LetterVerb, Which
     from everdeck.satellites.bridge import Feed
 
 _SHOWN_PAYLOAD = 60
@@ -106,16 +109,60 @@ def words_of(arguments: list[str]) -> list[str]:
 
 def _satellite(options: Namespace) -> int:
     """The feed of a satellite."""
-    from everdeck.satellites import bridge
+    if not is_elsewhere(options.where):
+        return _in(_FileFeed(_inbox_of(options), options.name), options)
+    from everdeck import Deck
 
-    path = _inbox_of(options)
+    with Deck(options.where, token=os.environ.get(TOKEN_ENV)) as deck:
+        return _in(_DeckFeed(deck, options.name), options)
+
+
+class _FileFeed:
+    """A satellite's feed, by its file."""
+
+    def __init__(self, feed: "Feed", name: str) -> None:
+        self._feed = feed
+        self._name = name
+
+    def status(self) -> "FeedStatus":
+        from everdeck.satellites import bridge
+
+        return bridge.feed_status(self._feed, self._name)
+
+    def letters(self, which: "Which" = "dead", number: str | None = None) -> "list[Letter]":
+        from everdeck.satellites import bridge
+
+        return bridge.letters(self._feed, which=which, number=number)
+
+    def decide(self, verb: "LetterVerb", number: str) -> bool:
+        from everdeck.satellites import bridge
+
+        return bridge.decide(self._feed, verb, number)
+
+
+class _DeckFeed:
+    """The same of a deck that is elsewhere, by its verbs."""
+
+    def __init__(self, deck: "Deck", name: str) -> None:
+        self._deck = deck
+        self._name = name
+
+    def status(self) -> "FeedStatus":
+        return self._deck.feed(self._name)
+
+    def letters(self, which: "Which" = "dead", number: str | None = None) -> "list[Letter]":
+        return self._deck.letters(self._name, which=which, number=number)
+
+    def decide(self, verb: "LetterVerb", number: str) -> bool:
+        return self._deck.decide(self._name, verb, number)
+
+
+def _in(feed: _FileFeed | _DeckFeed, options: Namespace) -> int:
     act = options.verb_within
     if act in {"", "list"}:
-        return _overview(options, path)
+        return _overview(options, feed)
     if act == "show" and len(options.numbers) == 1:
-        found = [
-            one for which in ("all", "done") for one in bridge.letters(path, which=which, number=options.numbers[0])
-        ]
+        found = [*feed.letters("all", options.numbers[0]), *feed.letters("done", options.numbers[0])]
         if not found:
             return _none(options.numbers, options.name)
         _print_letters(found[:1], options, whole=True)
@@ -123,8 +170,8 @@ def _satellite(options: Namespace) -> int:
     if act == "show" or bool(options.numbers) == options.all or (act == "replay" and options.all):
         print("everdeck feed: give the numbers that `list` shows, or --all", file=sys.stderr)
         return USED_WRONGLY
-    numbers = [letter.number for letter in bridge.letters(path)] if options.all else options.numbers
-    answers = {number: bridge.decide(path, act, number) for number in numbers}
+    numbers = [letter.number for letter in feed.letters()] if options.all else options.numbers
+    answers = {number: feed.decide(act, number) for number in numbers}
     said = {"retry": "to be tried again", "drop": "dropped", "replay": "to be handled again"}[act]
     if options.json:
         _print_json([{"number": number, "done": answer} for number, answer in answers.items()])
@@ -145,14 +192,12 @@ def _inbox_of(options: Namespace) -> "Feed":
     return feed_of(options.state, options.name, spec)
 
 
-def _overview(options: Namespace, path: "Feed") -> int:
-    from everdeck.satellites import bridge
-
-    letters = bridge.letters(path, which=options.which)
+def _overview(options: Namespace, feed: _FileFeed | _DeckFeed) -> int:
+    letters = feed.letters(options.which)
     if not options.verb_within:
         import msgspec
 
-        status = bridge.feed_status(path, options.name)
+        status = feed.status()
         if options.json:
             print(json.dumps({**msgspec.to_builtins(status), "letters": msgspec.to_builtins(letters)}))
             return DONE

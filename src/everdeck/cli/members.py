@@ -28,6 +28,9 @@ def members(options: Namespace) -> int:
     if options.json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
         return DONE
+    if not found:
+        print("nobody owns a cluster's deck; its workers are the cluster's")
+        return DONE
     width = max(len(str(one.pid)) for one in found)
     for one in found:
         print(f"{one.pid:>{width}}  {'owner ' if one.owner else 'member'}  {one.program[:120]}")

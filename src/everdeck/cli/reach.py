@@ -25,8 +25,8 @@ class Reached(Protocol):
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
-    def owner_pid(self) -> int:
-        """Who owns it, on its machine."""
+    def owner_pid(self) -> int | None:
+        """Who owns it, on its machine; None where no single process does."""
 
     def list(self) -> builtins.list[WorkerStatus]:
         """As :meth:`everdeck.verbs.Verbs.list`."""
@@ -49,7 +49,7 @@ class Reached(Protocol):
     def reset(self, name: str) -> WorkerStatus:
         """As :meth:`everdeck.verbs.Verbs.reset`."""
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, *, data: bool = False) -> None:
         """As :meth:`everdeck.verbs.Verbs.remove`."""
 
     def adopt(self, name: str, pid: int, fields: dict[str, Any]) -> WorkerStatus:
@@ -132,7 +132,7 @@ class _Here:
     def reset(self, name: str) -> WorkerStatus:
         return self._client.ask(requests.Reset(name))
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, *, data: bool = False) -> None:  # noqa: ARG002 - here its data always goes
         self._client.ask(requests.Remove(name))
 
     def adopt(self, name: str, pid: int, fields: dict[str, Any]) -> WorkerStatus:
@@ -179,8 +179,8 @@ class _Elsewhere:
         self._run(self._deck.close())
         self._runner.close()
 
-    def owner_pid(self) -> int:
-        return next(member.pid for member in self.members() if member.owner)
+    def owner_pid(self) -> int | None:
+        return next((member.pid for member in self.members() if member.owner), None)
 
     def list(self) -> builtins.list[WorkerStatus]:
         return self._run(self._deck.list())
@@ -203,8 +203,8 @@ class _Elsewhere:
     def reset(self, name: str) -> WorkerStatus:
         return self._run(self._deck.reset(name))
 
-    def remove(self, name: str) -> None:
-        self._run(self._deck.remove(name))
+    def remove(self, name: str, *, data: bool = False) -> None:
+        self._run(self._deck.remove(name, data=data))
 
     def adopt(self, name: str, pid: int, fields: dict[str, Any]) -> WorkerStatus:
         return self._run(self._deck.adopt(name, pid, **fields))

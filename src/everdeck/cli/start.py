@@ -226,5 +226,6 @@ def _satellite(options: Namespace) -> dict[str, Any]:
         "kind": options.satellite,
         "options": {name: _toml_value(text) for name, text in _pairs("--option", options.option).items()},
         "to": options.to or options.command_line,
-        "path": str(Path.cwd()),
+        # The directory that a function is imported from; of another machine nobody knows it here.
+        "path": None if is_elsewhere(options.where) else str(Path.cwd()),
     }

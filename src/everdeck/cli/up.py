@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, Final
 
-from everdeck.cli import DONE, FAILED, USED_WRONGLY
+from everdeck.cli import CLUSTER, DEFAULT_STATE, DONE, FAILED, USED_WRONGLY, home_of
 
 READY_FD_ENV: Final = "EVERDECK_READY_FD"
 DAEMON_LOG: Final = "daemon.log"
@@ -15,8 +15,12 @@ DAEMON_LOG: Final = "daemon.log"
 def up_options(parser: ArgumentParser) -> None:
     """Options of up."""
     parser.add_argument(
-        "file", metavar="FILE", nargs="?", help="configuration to apply (default: ./everdeck.toml if there)"
+        "places",
+        metavar="FILE",
+        nargs="*",
+        help="configuration to apply (default: ./everdeck.toml if there); kubernetes:NAMESPACE serves that deck",
     )
+    parser.set_defaults(file=None)
     parser.add_argument("--detach", action="store_true", help="go to the background once everything is up")
     parser.add_argument("--listen", metavar="HOST:PORT", help="where the page is served (default 127.0.0.1:8787)")
     parser.add_argument("--check", action="store_true", help="try everything that is needed to start, and exit")
@@ -36,7 +40,8 @@ def up_options(parser: ArgumentParser) -> None:
         "examples:\n"
         "  everdeck up                         (in the foreground, Ctrl-C to leave)\n"
         "  everdeck up everdeck.toml --detach\n"
-        "  everdeck up --no-http --log-format json\n\n"
+        "  everdeck up --no-http --log-format json\n"
+        "  everdeck up kubernetes:bots         (API and page over a namespace of a cluster)\n\n"
         "Leaving (SIGTERM, Ctrl-C) stops bound workers; adoptable ones keep running and the next\n"
         "`everdeck up` takes them over. `everdeck stop --all` before it stops everything."
     )
@@ -47,12 +52,10 @@ def up(options: Namespace) -> int:
 
     The token for the page is made at the first start and shown once, as a link to log in with.
     """
-    if options.sample_seconds is not None and options.sample_seconds <= 0:
-        print("everdeck up: --sample-seconds takes a number above 0", file=sys.stderr)
+    if (misused := _misuse(options)) is not None:
+        print(f"everdeck up: {misused}", file=sys.stderr)
         return USED_WRONGLY
-    if bool(options.tls_cert) != bool(options.tls_key):
-        print("everdeck up: --tls-cert and --tls-key belong together", file=sys.stderr)
-        return USED_WRONGLY
+    _sort_out(options)
     if options.detach and not options.check:
         return _detach(options)
     try:
@@ -66,12 +69,34 @@ def up(options: Namespace) -> int:
         os.chdir(typed_in)
     settings = _settings(options)
     ready_fd = os.environ.pop(READY_FD_ENV, None)
-    chosen = daemon.DaemonOptions(state_dir=options.state, ready=_ready(ready_fd), **settings)
+    elsewhere = options.where if options.where.startswith(CLUSTER) else None
+    chosen = daemon.DaemonOptions(state_dir=options.state, elsewhere=elsewhere, ready=_ready(ready_fd), **settings)
     try:
         return daemon.check(chosen, sys.stdout) if options.check else daemon.run(chosen, sys.stdout)
     except daemon.ListenRefused as error:
         print(f"everdeck: {error}", file=sys.stderr)
         return USED_WRONGLY
+
+
+def _misuse(options: Namespace) -> str | None:
+    """What is wrong with what was typed."""
+    if options.sample_seconds is not None and options.sample_seconds <= 0:
+        return "--sample-seconds takes a number above 0"
+    if bool(options.tls_cert) != bool(options.tls_key):
+        return "--tls-cert and --tls-key belong together"
+    clusters = sum(place.startswith(CLUSTER) for place in options.places)
+    return "one FILE, and one kubernetes:NAMESPACE" if clusters > 1 or len(options.places) - clusters > 1 else None
+
+
+def _sort_out(options: Namespace) -> None:
+    """Which of the words is the file; and if one is a cluster, that this is the deck."""
+    for place in options.places:
+        if not place.startswith(CLUSTER):
+            options.file = place
+        elif options.where == DEFAULT_STATE or options.where.startswith(CLUSTER):
+            options.where, options.state = place, home_of(place)
+        else:  # a directory that was typed beside a cluster is where our own files are
+            options.where = place
 
 
 def _settings(options: Namespace) -> dict[str, Any]:
@@ -193,7 +218,8 @@ def _detach(options: Namespace) -> int:
             sys.stderr.write(log.read().decode("utf-8", "replace"))
         return code or FAILED
     link = said.removeprefix("ready").strip()
-    print(f"up, supervising {state} (pid {daemon.pid}); its log is {log_path}")
+    what = f"serving {options.where}" if options.where.startswith(CLUSTER) else f"supervising {state}"
+    print(f"up, {what} (pid {daemon.pid}); its log is {log_path}")
     if link:
         print(page_line(link, state, to_a_terminal=sys.stdout.isatty()))
     # Left to itself on purpose; without this Python would warn about a child that still runs.

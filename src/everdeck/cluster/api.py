@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlencode
 
@@ -155,7 +155,7 @@ class Api:
             answer: Manifest = json.loads(await response.read())
             return answer
 
-    async def watch(self, kind: str, version: str, labels: str = "") -> AsyncIterator[tuple[str, Manifest]]:
+    async def watch(self, kind: str, version: str, labels: str = "") -> AsyncGenerator[tuple[str, Manifest], None]:
         """Each change after a version: ADDED, MODIFIED or DELETED, and the object. Ends when the server ends it."""
         query = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "false"}
         if labels:

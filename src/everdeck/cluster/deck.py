@@ -7,39 +7,51 @@ finishes. What can only be done inside a pod (its log, a restart in place) goes 
 """
 
 import asyncio
+import base64
 import builtins
 import contextlib
+import dataclasses
+import inspect
+import logging
 import os
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
 from everdeck.cluster.api import Api, Conflict
 from everdeck.cluster.events import EventLog
-from everdeck.cluster.inside import line_into, output_of
+from everdeck.cluster.inside import answer_to, line_into, output_of, spoken_with
 from everdeck.cluster.mirror import Mirror
 from everdeck.cluster.naming import object_name
 from everdeck.cluster.objects import (
+    APPLIED,
+    CAME_FROM_ANNOTATION,
+    MANAGED,
+    READER_LABEL,
     SETTINGS,
     START_ANNOTATION,
     WORKER_LABEL,
     Manifest,
     Settings,
     check,
+    claim,
     claim_name,
     dependents,
     pod_name,
-    reading_pod,
     secret,
     spec_of,
     stateful_set,
+    volume_pod,
 )
 from everdeck.cluster.observe import Objects, status_of, trouble_of
-from everdeck.cluster.read import Wish
+from everdeck.cluster.post import ClusterMessages, Post, to_send
+from everdeck.cluster.read import Told, Wish
+from everdeck.crashpoints import crash_point
 from everdeck.errors import (
     ClientError,
     DeckClosed,
@@ -51,7 +63,8 @@ from everdeck.errors import (
     Unsupported,
     WorkerFailed,
 )
-from everdeck.messages import FeedStatus, Letter, MessageStream
+from everdeck.faults import error_of
+from everdeck.messages import FeedStatus, Letter, LetterVerb, Which
 from everdeck.model import (
     Event,
     Layer,
@@ -79,15 +92,14 @@ from everdeck.wire import requests as ask
 START_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 120.0
 _AT_ONCE: Final = 16
+READ: Final = ("python3", "-P", "-m", "everdeck.cluster.read")
+_log: Final = logging.getLogger("everdeck.cluster")
 IMAGE_ENV: Final = "EVERDECK_IMAGE"
 
 UNSUPPORTED: Final = {
     "adopt": "a process of this machine cannot be taken over by a cluster; start the worker there instead",
-    "tree": "the processes of a pod are seen from inside of it",
-    **dict.fromkeys(
-        ("messages", "send", "feed", "letters", "decide"),
-        "a satellite's feed is a file on its pod's volume; let it deliver to a URL or a function (to=...)",
-    ),
+    "user": "a pod has an account of its own",
+    "cgroups": "a pod's cgroup is the kubelet's: limits are set there, and nothing of it is shown here",
 }
 
 
@@ -113,6 +125,7 @@ class ClusterDeck:
         self._untold: set[str] = set()
         self._told = asyncio.Event()
         self._closed = True
+        self._post = Post(self)
 
     # --- opening and closing ------------------------------------------------------------------------------------
 
@@ -161,6 +174,16 @@ class ClusterDeck:
 
     # --- facts --------------------------------------------------------------------------------------------------
 
+    @property
+    def api(self) -> Api:
+        """The cluster."""
+        return self._api
+
+    async def changed(self) -> None:
+        """Wait for any change of any worker."""
+        async with self._changed:
+            await self._changed.wait()
+
     def _wake(self) -> None:
         self._background(self._notify())
 
@@ -186,7 +209,7 @@ class ClusterDeck:
                     with contextlib.suppress(ClientError):
                         await self._log.transfer(objects.name, report.deck, objects.told)
 
-    async def _until(self, fact: Callable[[], bool], seconds: float) -> bool:
+    async def _until(self, fact: Callable[[], bool], seconds: float | None) -> bool:
         """Wait until it is so; False if it was not within the time."""
         try:
             async with asyncio.timeout(seconds), self._changed:
@@ -201,19 +224,21 @@ class ClusterDeck:
             return None
         return Objects(made, self._pods.objects.get(f"{own}-0"), self._leases.objects.get(own))
 
-    def _known(self, name: WorkerName) -> Objects:
+    def known(self, name: WorkerName) -> Objects:
+        """One worker's objects as they are now."""
         self._check_open()
         objects = self._objects_of(object_name(name))
         if objects is None:
-            raise UnknownWorker(name, self._names())
+            raise self._unknown(name)
         return objects
 
-    def _all(self) -> builtins.list[Objects]:
+    def everybody(self) -> builtins.list[Objects]:
+        """Those of every worker, by name."""
         found = [self._objects_of(own) for own in self._sets.objects]
         return sorted((one for one in found if one is not None), key=lambda one: one.name)
 
-    def _names(self) -> tuple[str, ...]:
-        return tuple(one.name for one in self._all())
+    def _unknown(self, name: WorkerName) -> UnknownWorker:
+        return UnknownWorker(name, tuple(get_close_matches(name, [one.name for one in self.everybody()], n=3)))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -228,7 +253,7 @@ class ClusterDeck:
         known = self._objects_of(object_name(key))
         if command is None and not fields:
             if known is None:
-                raise UnknownWorker(key, self._names())
+                raise self._unknown(key)
             return await self._start_known(key, known)
         spec = WorkerSpec.of(() if command is None else command, **fields)
         check(spec, self.settings)
@@ -243,15 +268,13 @@ class ClusterDeck:
         return await self._start_changed(key, _kept_secrets(spec, current), known)
 
     async def _start_new(self, name: WorkerName, spec: WorkerSpec) -> WorkerStatus:
-        start = secrets.token_hex(8)
+        await self.know(name, spec)
+        crash_point("cluster.known")
         try:
-            made = await self._api.create(stateful_set(name, spec, self.settings, start=start, replicas=0))
-        except Conflict:  # another deck is starting it at this moment, or died on the way: finish what it began
-            made = await self._api.get("StatefulSet", object_name(name))
-        self._sets.take(made)
-        for manifest in dependents(name, spec, self.settings, made["metadata"]["uid"]):
-            await self._api.put(manifest) if manifest["kind"] != "Lease" else await self._lease(manifest)
-        return await self._scaled_up(name)
+            return await self._scaled_up(name)
+        except SpawnFailed:  # as on one box, of a worker that never was there is nothing left
+            await self.remove(name, data=True)
+            raise
 
     async def _lease(self, manifest: Manifest) -> None:
         with contextlib.suppress(Conflict):  # one that is there may be held: it is not ours to write
@@ -303,12 +326,17 @@ class ClusterDeck:
             if objects is None or (objects.pod is not None and trouble_of(objects.pod) is not None):
                 return True
             report = objects.report
-            return report is not None and report.start == objects.start and report.status.state is not State.STARTING
+            if report is None or report.start != objects.start:
+                return False
+            return report.fault is not None or report.status.state is not State.STARTING
 
         await self._until(settled, START_SECONDS)
-        objects = self._known(name)
+        objects = self.known(name)
         if objects.pod is not None and (trouble := trouble_of(objects.pod)) is not None:
             raise SpawnFailed(objects.spec.command[0], 0, trouble)
+        report = objects.report
+        if report is not None and report.start == objects.start and report.fault is not None:
+            raise error_of(report.fault)
         return status_of(objects, _now())
 
     async def start_many(
@@ -358,7 +386,7 @@ class ClusterDeck:
     async def stop(self, name: Name) -> WorkerStatus:
         """Scale it to 0, and wait until its pod is gone; of a pod on a dead node, until its Lease is over."""
         key = worker_name(name)
-        self._known(key)
+        self.known(key)
         self._sets.take(await self._api.patch("StatefulSet", object_name(key), {"spec": {"replicas": 0}}))
         gone = await self._until(lambda: f"{object_name(key)}-0" not in self._pods.objects, STOP_SECONDS)
         if not gone:
@@ -367,13 +395,13 @@ class ClusterDeck:
                 f"{key} is not gone after {STOP_SECONDS:.0f} s: its pod waits for node "
                 f"{None if pod is None else pod['spec'].get('nodeName')}; it is wanted stopped and will be"
             )
-        return status_of(self._known(key), _now())
+        return status_of(self.known(key), _now())
 
     async def stop_many(self, names: Iterable[Name], progress: Stopped | None = None) -> builtins.list[WorkerStatus]:
         """All at once."""
         keys = [worker_name(name) for name in names]
         for key in keys:
-            self._known(key)
+            self.known(key)
 
         async def one(key: WorkerName) -> WorkerStatus:
             status = await self.stop(key)
@@ -386,12 +414,12 @@ class ClusterDeck:
     async def stop_all(self) -> builtins.list[WorkerStatus]:
         """Every worker of the namespace."""
         self._check_open()
-        return await self.stop_many([one.name for one in self._all()])
+        return await self.stop_many([one.name for one in self.everybody()])
 
     async def restart(self, name: Name) -> WorkerStatus:
         """A new pod with the spec it has."""
         key = worker_name(name)
-        known = self._known(key)
+        known = self.known(key)
         await self._restamp(key)
         if known.wanted:
             await self._api.delete("Pod", pod_name(key))
@@ -403,14 +431,14 @@ class ClusterDeck:
         """So many at a time; each has its own fate."""
         keys = list(dict.fromkeys(worker_name(name) for name in names))
         for key in keys:
-            self._known(key)
+            self.known(key)
         gate = asyncio.Semaphore(checked_parallel(parallel))
         return await self._each(keys, self.restart, gate, progress, "restarted")
 
     async def reset(self, name: Name) -> WorkerStatus:
         """Forget its crashes: the pod's deck does, in place; without a pod the next start does."""
         key = worker_name(name)
-        known = self._known(key)
+        known = self.known(key)
         if not known.wanted:
             return status_of(known, _now())
         async with line_into(self._api, pod_name(key)) as line:
@@ -437,36 +465,135 @@ class ClusterDeck:
         """Nothing to do: the cluster's controllers compare all the time."""
         self._check_open()
 
+    # --- messages -----------------------------------------------------------------------------------------------
+
+    def messages(self, name: Name | None = None, *, run: Callable[[Any], Any] | None = None) -> ClusterMessages:
+        """What comes in by a satellite (None: by all of them): ``async for message in deck.messages(): …``."""
+        self._check_open()
+        return self._post.messages(name, run)
+
+    async def send(
+        self,
+        name: Name,
+        *,
+        to: str | int,
+        text: str = "",
+        subject: str | None = None,
+        attachments: Sequence[str | os.PathLike[str]] = (),
+        **options: Any,
+    ) -> int:
+        """Send a message by a satellite; returns its number once it is on the satellite's volume."""
+        return await self._post.send(name, to_send(to, text, subject, attachments, options))
+
+    async def feed(self, name: Name) -> FeedStatus:
+        """A satellite's feed: account, connection, what waits, is in flight, done, set aside, to be sent."""
+        return await self._post.feed(name)
+
+    async def letters(
+        self, name: Name, *, which: Which = "dead", number: str | None = None, limit: int = 100
+    ) -> builtins.list[Letter]:
+        """What is in a satellite's feed: set aside (``dead``), ``waiting``, ``done``, or ``all`` that is not done."""
+        return await self._post.letters(name, which, number, limit)
+
+    async def decide(self, name: Name, verb: LetterVerb, number: str) -> bool:
+        """``retry`` or ``drop`` a dead letter, or ``replay`` a done message; False if there is none of that number."""
+        return await self._post.decide(name, verb, number)
+
+    # --- for those who bring a worker from elsewhere ------------------------------------------------------------
+
+    def check(self, spec: WorkerSpec) -> None:
+        """Refuse what a pod cannot give, by name."""
+        check(spec, self.settings)
+
+    def came_from(self, name: WorkerName) -> str | None:
+        """The id of the deck that this worker was brought from; "" if it was not; None if it is not known."""
+        objects = self._objects_of(object_name(name))
+        return None if objects is None else objects.came_from
+
+    async def know(self, name: WorkerName, spec: WorkerSpec, *, came_from: str | None = None) -> None:
+        """Write a worker's objects; nothing runs yet."""
+        manifest = stateful_set(name, spec, self.settings, start=secrets.token_hex(8), replicas=0)
+        if came_from is not None:
+            manifest["metadata"]["annotations"][CAME_FROM_ANNOTATION] = came_from
+        try:
+            made = await self._api.create(manifest)
+        except Conflict:  # another deck is starting it at this moment, or died on the way: finish what it began
+            made = await self._api.get("StatefulSet", object_name(name))
+        self._sets.take(made)
+        for one in dependents(name, spec, self.settings, made["metadata"]["uid"]):
+            await self._api.put(one) if one["kind"] != "Lease" else await self._lease(one)
+
+    async def receive(self, name: WorkerName, spec: WorkerSpec, blocks: AsyncIterator[bytes]) -> bytes:
+        """Put a worker's files on its volume, which is made if it is not there; returns what the pod answered."""
+        with contextlib.suppress(Conflict):
+            await self._api.create(claim(name, self.settings))
+        words = ("python3", "-P", "-m", "everdeck.cluster.receive", name)
+        async with self._pod_with_volume(volume_pod(name, spec, self.settings, writes=True)) as pod:
+            return await answer_to(self._api, pod, words, blocks)
+
+    # --- what a daemon or a file needs beside the verbs ---------------------------------------------------------
+
+    def configure(self, told: Mapping[str, Any]) -> None:
+        """What ``[kubernetes]`` of a file says wins over what the namespace keeps; the namespace is the one we have."""
+        said = {key: value for key, value in told.items() if key != "namespace"}
+        self.settings = dataclasses.replace(self.settings, **said)
+
+    async def applied(self) -> bytes | None:
+        """What the last configuration left to be remembered."""
+        kept = await self._api.find("Secret", APPLIED)
+        return None if kept is None else base64.b64decode(kept["data"]["memory"])
+
+    async def remember_applied(self, memory: bytes) -> None:
+        """In a Secret: templates hold values of environments."""
+        meta = {"name": APPLIED, "namespace": self.namespace, "labels": dict(MANAGED)}
+        data = {"memory": base64.b64encode(memory).decode()}
+        await self._api.put({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": data})
+
     # --- verbs that look ----------------------------------------------------------------------------------------
 
     async def status(self, name: Name) -> WorkerStatus:
         """As its Lease and its pod tell."""
-        return status_of(self._known(worker_name(name)), _now())
+        return status_of(self.known(worker_name(name)), _now())
 
     async def list(self) -> builtins.list[WorkerStatus]:
         """Every worker, by name."""
         self._check_open()
         now = _now()
-        return [status_of(one, now) for one in self._all()]
+        return [status_of(one, now) for one in self.everybody()]
 
     async def spec(self, name: Name) -> WorkerSpec:
         """From its Secret; the values of its secrets are None."""
         key = worker_name(name)
-        self._known(key)
+        self.known(key)
         return spec_of(await self._api.get("Secret", object_name(key))).without_secret_values()
 
-    async def inspect(self, name: Name) -> Inspection:
-        """Status, spec and layers; processes are seen from inside the pod only."""
+    async def whole_spec(self, name: Name) -> WorkerSpec:
+        """The same, with the values of its secrets."""
         key = worker_name(name)
-        return Inspection(await self.status(key), await self.spec(key), await self.layers(key), [], [])
+        self.known(key)
+        return spec_of(await self._api.get("Secret", object_name(key)))
 
-    async def tree(self, name: Name) -> builtins.list[ProcessInfo]:  # noqa: ARG002 - the contract's
-        """Not here."""
-        raise Unsupported("tree", UNSUPPORTED["tree"])
+    async def inspect(self, name: Name) -> Inspection:
+        """Everything about one worker; its processes and its crashes as the deck in its pod sees them."""
+        key = worker_name(name)
+        status, spec, layers = await self.status(key), await self.spec(key), await self.layers(key)
+        if not self.known(key).lives:
+            return Inspection(status, spec, layers, [], [])
+        async with line_into(self._api, pod_name(key)) as line:
+            inside = await line.ask(ask.Inspect(key))
+        return Inspection(status, spec, layers, inside.tree, inside.crash_times)
+
+    async def tree(self, name: Name) -> builtins.list[ProcessInfo]:
+        """Its processes with the pids that they have in the pod."""
+        key = worker_name(name)
+        if not self.known(key).lives:
+            return []
+        async with line_into(self._api, pod_name(key)) as line:
+            return await line.ask(ask.Tree(key))
 
     async def layers(self, name: Name) -> builtins.list[Layer]:
         """The same four layers, by the cluster's means."""
-        objects = self._known(worker_name(name))
+        objects = self.known(worker_name(name))
         held = bool(((objects.lease or {}).get("spec") or {}).get("holderIdentity"))
         return [
             Layer(
@@ -495,47 +622,77 @@ class ClusterDeck:
     ) -> builtins.list[str]:
         """From the log on its volume, archives included: read by the deck in its pod, or by one that only reads."""
         key = worker_name(name)
-        if self._known(key).lives:
+        if self.known(key).lives:
             async with line_into(self._api, pod_name(key)) as line:
                 return await line.ask(ask.Logs(key, lines, since=since, until=until, grep=grep))
-        async with self._reading_pod(key) as pod:
+        async with self._pod_with_volume(volume_pod(key, self.known(key).spec, self.settings)) as pod:
             wish = msgspec.json.encode(Wish(key, lines, since, until, grep)).decode()
-            said = await output_of(self._api, pod, ("python3", "-P", "-m", "everdeck.cluster.read", wish))
+            said = await output_of(self._api, pod, (*READ, wish))
         return msgspec.json.decode(said, type=builtins.list[str])
 
     async def follow_logs(self, name: Name, lines: int = 0, *, grep: str | None = None) -> AsyncIterator[str]:
-        """The same, and each new line; of a worker that is stopped, until now."""
+        """The same, and each new line, over every pod that it will have; ends when the worker is removed."""
         key = worker_name(name)
-        if not self._known(key).lives:
-            for text in await self.logs(key, lines, grep=grep):
-                yield text
-            return
-        async with line_into(self._api, pod_name(key)) as line:
-            async for text in line.stream(ask.FollowLogs(key, lines, grep=grep)):
-                yield text
+        self.known(key)
+        wish = Wish(key, lines, grep=grep)
+        while (known := self._objects_of(object_name(key))) is not None:
+            try:
+                async with self._reading(key, wish, lives=known.lives) as found:
+                    async for told in found:
+                        wish = msgspec.structs.replace(wish, position=told.position)
+                        if told.text is not None:
+                            yield told.text
+            except ClientError:
+                _log.info("%s: its pod went away; its log goes on in the next one", key)
+            if known.lives:
+                await self.changed()
+            else:
+                await self._until(lambda: (now := self._objects_of(object_name(key))) is None or now.lives, None)
 
     @contextlib.asynccontextmanager
-    async def _reading_pod(self, name: WorkerName) -> AsyncIterator[str]:
-        """A pod that has a stopped worker's volume, for as long as the body runs."""
-        reader = reading_pod(name, self._known(name).spec, self.settings)
-        own = reader["metadata"]["name"]
-        await self._api.create(reader)
+    async def _reading(self, name: WorkerName, wish: Wish, *, lives: bool) -> AsyncIterator[AsyncIterator[Told]]:
+        """A log's lines with their positions: as they come from a pod that lives, or those that are on the volume."""
+        async with contextlib.AsyncExitStack() as undo:
+            pod = pod_name(name)
+            if not lives:
+                manifest = volume_pod(name, self.known(name).spec, self.settings)
+                pod = await undo.enter_async_context(self._pod_with_volume(manifest))
+            asked = msgspec.json.encode(msgspec.structs.replace(wish, mode="follow" if lives else "rest")).decode()
+            lines, _ = await undo.enter_async_context(spoken_with(self._api, pod, (*READ, asked)))
+
+            async def told() -> AsyncIterator[Told]:
+                async for line in lines:
+                    yield msgspec.json.decode(line, type=Told)
+
+            yield told()
+
+    @contextlib.asynccontextmanager
+    async def _pod_with_volume(self, manifest: Manifest) -> AsyncIterator[str]:
+        """A pod that has a stopped worker's volume and no program, for as long as the body runs."""
+        made = await self._api.create(manifest)
+        own = made["metadata"]["name"]
         try:
-            await self._until_running(own)
+            async with asyncio.timeout(START_SECONDS):
+                await self._until_running(made)
             yield own
         finally:
             await self._api.delete("Pod", own, force=True)
 
-    async def _until_running(self, pod: str) -> None:
-        """A pod without the worker's label is in no picture of ours: watch it alone."""
-        async with asyncio.timeout(START_SECONDS):
-            while True:
-                made = await self._api.get("Pod", pod)
-                if made.get("status", {}).get("phase") == "Running":
-                    return
-                if (trouble := trouble_of(made)) is not None:
-                    raise ClientError(f"the log cannot be read: {trouble}")
-                await asyncio.sleep(0.2)  # noqa: TID251 - short, and only for the log of a stopped worker
+    async def _until_running(self, pod: Manifest) -> None:
+        """A pod without the worker's label is in no picture of ours: it has a watch of its own."""
+        own, label = pod["metadata"]["name"], f"{READER_LABEL}={pod['metadata']['name']}"
+        while pod.get("status", {}).get("phase") != "Running":
+            if (trouble := trouble_of(pod)) is not None:
+                raise ClientError(f"the volume cannot be read: {trouble}")
+            version = pod["metadata"]["resourceVersion"]
+            async with contextlib.aclosing(self._api.watch("Pod", version, label)) as changes:
+                async for kind, changed in changes:
+                    if kind == "DELETED":
+                        raise ClientError(f"pod {own} was deleted before it had read anything")
+                    pod = changed
+                    break
+                else:
+                    pod = await self._api.get("Pod", own)
 
     async def events(self, after: int = 0, limit: int | None = None, worker: str | None = None) -> builtins.list[Event]:
         """From the cluster's objects."""
@@ -559,31 +716,12 @@ class ClusterDeck:
         async def call() -> None:
             async for event in self._log.follow(None):
                 with contextlib.suppress(Exception):  # a raising callback never harms the deck
-                    callback(event)
+                    if inspect.isawaitable(answer := callback(event)):
+                        await answer
 
         task = asyncio.get_running_loop().create_task(call())
         self._tasks.add(task)
         return lambda: (task.cancel(), None)[1]
-
-    def messages(self, *_: Any, **__: Any) -> MessageStream:
-        """Refused: see :data:`UNSUPPORTED`."""
-        raise Unsupported("messages", UNSUPPORTED["messages"])
-
-    async def send(self, *_: Any, **__: Any) -> int:
-        """Refused, as :meth:`messages`."""
-        raise Unsupported("send", UNSUPPORTED["send"])
-
-    async def feed(self, *_: Any, **__: Any) -> FeedStatus:
-        """Refused, as :meth:`messages`."""
-        raise Unsupported("feed", UNSUPPORTED["feed"])
-
-    async def letters(self, *_: Any, **__: Any) -> builtins.list[Letter]:
-        """Refused, as :meth:`messages`."""
-        raise Unsupported("letters", UNSUPPORTED["letters"])
-
-    async def decide(self, *_: Any, **__: Any) -> bool:
-        """Refused, as :meth:`messages`."""
-        raise Unsupported("decide", UNSUPPORTED["decide"])
 
     async def abilities(self) -> Abilities:
         """Everything but what needs a process of this machine."""

@@ -417,10 +417,8 @@ class Fence:
             kill_everybody()
         self._owner = None
         self._watchdog = 0
-        if self._report is not None:
-            self._hear()
-            self._report.close()
-            self._report = None
+        self._hear()  # its last words
+        self._hear_no_more()
 
     def _grace(self) -> float:
         return float(os.environ.get("EVERDECK_GRACE_SECONDS", "5")) + 2.0
@@ -442,9 +440,12 @@ class Fence:
     # --- waiting --------------------------------------------------------------------------------------------------
 
     def _wait(self, seconds: float, *, quiet: bool = False) -> bool:
-        """Until something happens: a signal, a child's end, news from the pod's deck. True if there is news."""
+        """Until something happens: a signal, a child's end, news from the pod's deck. True if there is news.
+
+        ``quiet`` is for whoever waits for something else: news are kept for the next renewal.
+        """
         watch = [self._wake[0]]
-        if self._report is not None and not quiet:
+        if self._report is not None:
             watch.append(self._report.fileno())
         ready, _, _ = select.select(watch, [], [], max(0.0, seconds))
         if self._wake[0] in ready:
@@ -452,7 +453,7 @@ class Fence:
                 while os.read(self._wake[0], 512):
                     pass
             self._reap()
-        return self._report is not None and self._report.fileno() in ready and self._hear()
+        return self._report is not None and self._report.fileno() in ready and self._hear() and not quiet
 
     def _hear(self) -> bool:
         """Take what the pod's deck reports; the newest status counts, events are kept until the Lease has them."""
@@ -463,14 +464,20 @@ class Fence:
             except (BlockingIOError, ConnectionError):
                 break
             if not packet:
-                self._report.close()
-                self._report = None
+                self._hear_no_more()
                 break
             told = json.loads(packet)
-            self._told = json.dumps(told.pop("events"), separators=(",", ":"))
+            events = json.dumps(told.pop("events"), separators=(",", ":"))
+            # Numbers that only move (processor, memory) go with the next renewal.
+            news = news or events != self._told or bool(told.get("fault"))
+            self._told = events
             self._status = json.dumps(told, separators=(",", ":"))
-            news = True
         return news
+
+    def _hear_no_more(self) -> None:
+        if self._report is not None:
+            self._report.close()
+            self._report = None
 
     def _reap(self) -> None:
         """Everybody's orphans are our children: take their ends, but not the owner's, whom its object waits for."""

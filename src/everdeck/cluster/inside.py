@@ -7,7 +7,7 @@ websocket's channels are joined to one end of a socket pair, and the other end i
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from everdeck.cluster.api import Api
@@ -50,6 +50,38 @@ async def output_of(api: Api, pod: str, words: Sequence[str]) -> bytes:
     if b'"Success"' not in said[_END]:
         raise ClientError(f"in pod {pod}: {(said[_STDERR] or said[_END]).decode('utf-8', 'replace').strip()[-500:]}")
     return said[_STDOUT]
+
+
+async def answer_to(api: Api, pod: str, words: Sequence[str], blocks: AsyncIterator[bytes]) -> bytes:
+    """What a command in a pod answers, in one line, after everything was said to it."""
+    async with spoken_with(api, pod, words) as (lines, say):
+        async for block in blocks:
+            await say(block)
+        async for line in lines:
+            return line
+    raise ClientError(f"in pod {pod}: {words[-2]} ended without an answer")
+
+
+@contextlib.asynccontextmanager
+async def spoken_with(
+    api: Api, pod: str, words: Sequence[str]
+) -> AsyncIterator[tuple[AsyncIterator[bytes], Callable[[bytes], Awaitable[None]]]]:
+    """A command in a pod with whom one speaks in lines: what it prints, and how to say something to it."""
+    async with api.command(pod, words) as channels:
+
+        async def lines() -> AsyncIterator[bytes]:
+            rest = b""
+            async for number, data in _channels(channels):
+                if number == _STDOUT:
+                    *whole, rest = (rest + data).split(b"\n")
+                    for line in whole:
+                        yield line
+
+        async def say(data: bytes) -> None:
+            for begin in range(0, len(data), _BLOCK):
+                await channels.send_bytes(_STDIN + data[begin : begin + _BLOCK])
+
+        yield lines(), say
 
 
 class _Door:

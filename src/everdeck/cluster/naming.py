@@ -18,11 +18,13 @@ _ESCAPE: Final = re.compile(r"--([0-9a-f]{2})")
 _PREFIX: Final = "w--"
 """What an escaped name begins with: no name that is kept as it is contains two hyphens in a row."""
 _CUT: Final = "x--"
+_OURS: Final = "everdeck"
+"""What the names of the deck's own objects begin with; a worker of such a name is escaped."""
 
 
 def object_name(name: WorkerName) -> str:
     """The name of the worker's objects."""
-    if len(name) <= LONGEST and _FITS.match(name):
+    if len(name) <= LONGEST and _FITS.match(name) and not name.startswith(_OURS):
         return name
     escaped = _PREFIX + "".join(
         one if one.isdigit() or (one.isalpha() and one.islower()) else f"--{ord(one):02x}" for one in name

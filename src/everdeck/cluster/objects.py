@@ -24,15 +24,20 @@ Manifest: TypeAlias = dict[str, Any]
 
 MANAGED: Final = {"app.kubernetes.io/managed-by": "everdeck"}
 WORKER_LABEL: Final = "everdeck.dev/worker"
+READER_LABEL: Final = "everdeck.dev/reader"
 NAME_ANNOTATION: Final = "everdeck.dev/name"
 SPEC_ANNOTATION: Final = "everdeck.dev/spec"
 START_ANNOTATION: Final = "everdeck.dev/start"
+CAME_FROM_ANNOTATION: Final = "everdeck.dev/came-from"
 VOLUME: Final = "data"
 ACCOUNT_ID: Final = 10001
 """Whoever the worker's processes run as: pods of the "restricted" level may not be root."""
 
 SETTINGS: Final = "everdeck"
 """The ConfigMap that keeps the settings of the deck of a namespace."""
+
+APPLIED: Final = "everdeck-applied"
+"""The Secret that keeps what the last configuration brought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,27 +173,35 @@ def _meta(name: WorkerName, settings: Settings) -> Manifest:
     return {"name": own, "namespace": settings.namespace, "labels": {**MANAGED, WORKER_LABEL: own}}
 
 
-def reading_pod(name: WorkerName, spec: WorkerSpec, settings: Settings) -> Manifest:
-    """A pod with a stopped worker's volume, read-only, and no program: for its log. It ends by itself soon."""
+def volume_pod(name: WorkerName, spec: WorkerSpec, settings: Settings, *, writes: bool = False) -> Manifest:
+    """A pod with a stopped worker's volume and no program: for its log, or to bring its files. It ends by itself."""
     pod = _pod(name, spec, settings, "")
     container = pod["containers"][0]
-    container["command"] = ["sleep", "300"]
+    container["command"] = ["sleep", "3600" if writes else "300"]
     container["env"] = []
     container["volumeMounts"] = [
-        {**one, "readOnly": True} for one in container["volumeMounts"] if one["name"] == VOLUME
+        {**one, "readOnly": not writes} for one in container["volumeMounts"] if one["name"] == VOLUME
     ]
     pod |= {
         "automountServiceAccountToken": False,
         "restartPolicy": "Never",
-        "volumes": [{"name": VOLUME, "persistentVolumeClaim": {"claimName": claim_name(name), "readOnly": True}}],
+        "volumes": [{"name": VOLUME, "persistentVolumeClaim": {"claimName": claim_name(name), "readOnly": not writes}}],
     }
+    del pod["serviceAccountName"]  # it has no rights, and of a worker that is only coming there is none yet
     own = f"{object_name(name)}-reader-{secrets.token_hex(3)}"
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": own, "namespace": settings.namespace, "labels": dict(MANAGED)},
+        "metadata": {"name": own, "namespace": settings.namespace, "labels": {**MANAGED, READER_LABEL: own}},
         "spec": pod,
     }
+
+
+def claim(name: WorkerName, settings: Settings) -> Manifest:
+    """The claim of a worker's volume, as its StatefulSet would make it: for files that come before the worker does."""
+    template = _claim(settings)
+    meta = {**template["metadata"], "name": claim_name(name), "namespace": settings.namespace}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", **template, "metadata": meta}
 
 
 def _owned(name: WorkerName, settings: Settings, owner_uid: str | None) -> Manifest:

@@ -8,7 +8,8 @@ import msgspec
 
 from everdeck.cluster.events import Told
 from everdeck.cluster.fence import STATUS_ANNOTATION, TOLD_ANNOTATION
-from everdeck.cluster.objects import NAME_ANNOTATION, SPEC_ANNOTATION, START_ANNOTATION, Manifest
+from everdeck.cluster.objects import CAME_FROM_ANNOTATION, NAME_ANNOTATION, SPEC_ANNOTATION, START_ANNOTATION, Manifest
+from everdeck.faults import Fault
 from everdeck.model import State, WorkerName, WorkerSpec, WorkerStatus, worker_name
 
 
@@ -18,6 +19,7 @@ class Report(msgspec.Struct, frozen=True):
     status: WorkerStatus
     deck: str = ""
     start: str = ""
+    fault: Fault | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,11 @@ class Objects:
     def spec(self) -> WorkerSpec:
         """Its spec, without the values of environment and secrets."""
         return msgspec.json.decode(_annotations(self.stateful_set)[SPEC_ANNOTATION], type=WorkerSpec)
+
+    @property
+    def came_from(self) -> str:
+        """The id of the deck that it was moved from; empty if it was started here."""
+        return _annotations(self.stateful_set).get(CAME_FROM_ANNOTATION, "")
 
     @property
     def node(self) -> str | None:

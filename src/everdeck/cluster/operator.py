@@ -24,6 +24,7 @@ from everdeck.cluster.mirror import Mirror
 from everdeck.cluster.objects import MANAGED, WORKER_LABEL, Manifest
 from everdeck.cluster.observe import Objects
 from everdeck.cluster.rescue import Rescue, is_ready
+from everdeck.crashpoints import crash_point
 from everdeck.errors import ClientError, SpecError
 from everdeck.kernel.identity import boottime
 from everdeck.model import EventKind
@@ -153,6 +154,8 @@ class Operator:
             due = case.due_at
             if due is None or due > boottime():
                 continue
+            if not await self._freed(case):
+                continue  # it was renewed at the last moment: somebody lives there
             meta, node = case.pod["metadata"], case.pod["spec"]["nodeName"]
             _log.warning("node %s does not answer and the Lease of %s is silent: its pod is forgotten", node, own)
             await self._api.delete("Pod", meta["name"], uid=meta["uid"], force=True)
@@ -162,6 +165,21 @@ class Operator:
             if made is not None:
                 name = Objects(made, None, None).name
                 await self._events.append(name, EventKind.ORPHAN_REAPED, node=node, why="node-lost", pod=meta["uid"])
+
+    async def _freed(self, case: Rescue) -> bool:
+        """Take the silent holder's name off the Lease: we have waited as a successor would, so it need not once more.
+
+        The API server refuses if the Lease is not the version that was silent for so long.
+        """
+        if case.lease is None or not case.lease["spec"].get("holderIdentity"):
+            return True
+        spec = {**case.lease["spec"], "holderIdentity": ""}
+        try:
+            self._leases.take(await self._api.replace({**case.lease, "spec": spec}))
+        except Conflict:
+            return False
+        crash_point("operator.lease-freed")
+        return True
 
     def _cases(self) -> list[tuple[str, Rescue]]:
         cases = []

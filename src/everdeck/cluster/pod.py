@@ -23,7 +23,11 @@ import msgspec
 from everdeck import AsyncDeck
 from everdeck.cluster.fence import DEADLINE_FD_ENV, REPORT_FD_ENV, Deadline, say
 from everdeck.errors import EverdeckError, UnknownWorker
-from everdeck.model import Event, Limits, Secret, WorkerSpec, worker_name
+from everdeck.faults import Fault, fault_of
+from everdeck.logs.keeper import bundles
+from everdeck.logs.reader import Follower, LogView
+from everdeck.model import Event, Limits, Secret, State, WorkerName, WorkerSpec, WorkerStatus, worker_name
+from everdeck.statedir import StateDir
 
 VOLUME: Final = Path(os.environ.get("EVERDECK_VOLUME", "/everdeck"))
 STATE: Final = VOLUME / "deck"
@@ -31,6 +35,8 @@ GIVEN: Final = Path(os.environ.get("EVERDECK_GIVEN", "/etc/everdeck"))
 SPEC_FILE: Final = "spec.json"
 SECRET_PREFIX: Final = "secret."  # noqa: S105 - the beginning of a file's name
 MOST_TOLD: Final = 50
+MEASURED_SECONDS: Final = 10.0
+"""How often processor and memory are told, though nothing happens."""
 
 
 def spec_given(command: list[str], given: Path = GIVEN) -> WorkerSpec:
@@ -58,11 +64,13 @@ def spec_given(command: list[str], given: Path = GIVEN) -> WorkerSpec:
 class _Reports:
     """Tells the fence how the worker is: the status, and the newest events with their ids in this deck."""
 
-    def __init__(self, deck: AsyncDeck, name: str, channel: socket.socket) -> None:
+    def __init__(self, deck: AsyncDeck, name: WorkerName, channel: socket.socket) -> None:
         self._deck = deck
         self._name = name
         self._channel = channel
         self._news = asyncio.Event()
+        self.fault: Fault | None = None
+        """Why the worker could not be started, if it could not."""
 
     def heard(self, _event: Event) -> None:
         self._news.set()
@@ -70,20 +78,25 @@ class _Reports:
     async def tell_for_ever(self) -> None:
         while True:
             await self.tell()
-            await self._news.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(MEASURED_SECONDS):
+                    await self._news.wait()
             self._news.clear()
 
     async def tell(self) -> None:
         try:
             status = await self._deck.status(self._name)
         except UnknownWorker:
-            return
+            if self.fault is None:
+                return
+            status = WorkerStatus(self._name, State.STOPPED)
         last = await self._deck.last_event_id()
         events = await self._deck.events(after=max(0, last - MOST_TOLD), worker=self._name)
         told = {
             "status": status,
             "deck": self._deck.deck_id,
             "start": os.environ.get("EVERDECK_START", ""),
+            "fault": self.fault,
             "events": [_short(event) for event in events],
         }
         packet = msgspec.json.encode(told)
@@ -96,16 +109,24 @@ def _short(event: Event) -> dict[str, Any]:
     return {"id": event.id, "at": event.at, "kind": event.kind, "detail": detail}
 
 
-async def _mirror(deck: AsyncDeck, name: str) -> None:
-    """The worker's log on the pod's output. A reader that does not read holds up nobody but this."""
+def _end_of(log_dir: Path) -> int:
+    with LogView(log_dir) as view:
+        return view.end()
+
+
+async def _mirror(log_dir: Path, position: int) -> None:
+    """The worker's log on the pod's output, from a position on. A reader that does not read holds up nobody else."""
     loop = asyncio.get_running_loop()
-    async for line in deck.follow_logs(name):
-        await loop.run_in_executor(None, _print, line)
+    with Follower() as follower:
+        follower.add("", log_dir, position=position)
+        async with contextlib.aclosing(bundles(follower)) as found:
+            async for lines in found:
+                await loop.run_in_executor(None, _print, [line.text for line in lines])
 
 
-def _print(line: str) -> None:
+def _print(lines: list[str]) -> None:
     with contextlib.suppress(OSError):
-        sys.stdout.write(line + "\n")
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
 
 
@@ -127,11 +148,14 @@ async def live(command: list[str]) -> int:
     async with AsyncDeck(STATE, join=False) as deck:
         reports = _Reports(deck, name, channel)
         deck.on_event(reports.heard)
+        log_dir = StateDir(STATE).worker(name).log
+        begins = _end_of(log_dir)  # before the start: its first lines are on the pod's output too
         try:
             await deck.start(name, spec, replace=True)
         except EverdeckError as error:
             say(f"the worker cannot be started: {error}")
-        tasks = [loop.create_task(reports.tell_for_ever()), loop.create_task(_mirror(deck, name))]
+            reports.fault = fault_of(error)
+        tasks = [loop.create_task(reports.tell_for_ever()), loop.create_task(_mirror(log_dir, begins))]
         await leave.wait()
         await deck.stop(name)
         await reports.tell()

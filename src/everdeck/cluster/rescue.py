@@ -4,7 +4,8 @@ A StatefulSet makes no second pod of a name while the first one exists, and a po
 until somebody says otherwise. Nobody may say so just because the node is silent: it may only be cut off. The worker's
 Lease tells: a fence that lives renews it, and one that cannot has ended its program before the Lease is over. So a pod
 is forgotten (deleted by force) only when its node is not ready and its Lease has not changed for the duration and the
-margin, as seen on our own clock. Even if that were wrong, the next pod's fence waits for the Lease itself.
+margin, as seen on our own clock: as long as a successor would wait. So the holder's name is taken off the Lease, by a
+write that the API server refuses if it was renewed meanwhile, and the next pod's fence need not wait once more.
 """
 
 from dataclasses import dataclass

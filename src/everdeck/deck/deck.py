@@ -10,15 +10,19 @@ For threads and plain scripts there is :class:`everdeck.deck.facade.Deck`.
 
 import asyncio
 import builtins
+import contextlib
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import msgspec
+
+from everdeck import disk
 from everdeck.access import LocalPeople
 from everdeck.clock import Clock
 from everdeck.deck.durability import DurabilityMode
@@ -26,12 +30,14 @@ from everdeck.deck.member import MemberDeck
 from everdeck.deck.membership import Membership
 from everdeck.deck.owner import ALL_LAYERS, Owner
 from everdeck.errors import DeckClosed, SpecError, Unsupported
+from everdeck.kernel import credentials
 from everdeck.messages import FeedStatus, Letter, LetterVerb, MessageStream, Which
 from everdeck.model import Event, EventKind, Layer, ProcessInfo, WorkerSpec, WorkerStatus, worker_name
 from everdeck.statedir import StateDir
 from everdeck.verbs import (
     RESTARTS_AT_ONCE,
     Abilities,
+    Beside,
     Inspection,
     Member,
     Name,
@@ -58,7 +64,8 @@ class AsyncDeck:
 
     Use it as ``async with AsyncDeck("state") as deck``; leaving stops the bound workers and leaves the adoptable
     ones running. With ``join=False`` a directory that another process owns is refused (:class:`DeckOwned`). ``people``
-    are other accounts of this machine that may ask at ``deck.sock`` while this process owns the directory.
+    are other accounts of this machine that may ask at ``deck.sock`` while this process owns the directory. ``home`` is
+    where a daemon of a deck that is elsewhere keeps its own files: tokens, sockets, samples.
     """
 
     def __init__(
@@ -71,10 +78,12 @@ class AsyncDeck:
         layers: Iterable[str] = ALL_LAYERS,
         durability: DurabilityMode = "power",
         people: LocalPeople | None = None,
+        home: Path | None = None,
     ) -> None:
         self._elsewhere = _elsewhere(where, token)
         self.where = os.fspath(where)
-        self._home = Path(os.path.abspath(self.where))  # noqa: PTH100 - resolve() would follow links
+        self._home = Path(os.path.abspath(self.where if home is None else home))  # noqa: PTH100 - resolve() would follow links
+        self._has_home = self._elsewhere is None or home is not None
         self._join = join
         self._clock = clock
         self._layers = frozenset(layers)
@@ -134,21 +143,26 @@ class AsyncDeck:
         self._opened = False
 
     @property
+    def is_here(self) -> bool:
+        """Are its workers' files on this machine?"""
+        return self._elsewhere is None
+
+    @property
     def state_dir(self) -> Path:
-        """Where everything is kept."""
-        if self._elsewhere is not None:
+        """Where everything is kept; of a deck that is elsewhere, what its daemon keeps here."""
+        if not self._has_home:
             raise Unsupported("state_dir", f"{self.where} is not a directory of this machine")
         return self._home
 
     @property
     def deck_id(self) -> str:
-        """The random name of this deck, made when it was first opened."""
-        return self._local().deck_id
+        """The random name of this deck, made when it was first opened; a deck elsewhere is known by its place."""
+        return self.where if self._elsewhere is not None and self._has_home else self._local().deck_id
 
     @property
     def owner_pid(self) -> int:
-        """The pid that owns the deck."""
-        return self._local().owner_pid
+        """The pid that owns the deck; of a deck elsewhere, the daemon's that serves it here."""
+        return os.getpid() if self._elsewhere is not None and self._has_home else self._local().owner_pid
 
     async def _deck(self) -> Verbs:
         """The deck that keeps the verbs; in a forked copy of this process, a member from its first verb on."""
@@ -212,9 +226,9 @@ class AsyncDeck:
         """Forget a worker's crashes; if it should run and does not, start it now."""
         return await (await self._deck()).reset(name)
 
-    async def remove(self, name: Name) -> None:
-        """Stop a worker and remove its record, log, data and secrets."""
-        await (await self._deck()).remove(name)
+    async def remove(self, name: Name, *, data: bool = False) -> None:
+        """Stop a worker and remove its record, log, data and secrets; a cluster keeps its volume unless ``data``."""
+        await (await self._deck()).remove(name, data=data)
 
     async def adopt(self, name: Name, pid: int, **fields: Any) -> WorkerStatus:
         """Take over a process that somebody else started, without stopping it."""
@@ -331,6 +345,40 @@ class AsyncDeck:
 
     # --- for those who build a daemon around it -----------------------------------------------------------------
 
+    async def whole_spec(self, name: Name) -> WorkerSpec:
+        """What a worker runs, with the values of its secrets."""
+        if self._elsewhere is not None:
+            return await self._beside("whole_spec").whole_spec(name)
+        spec = await self.spec(name)
+        folder = StateDir(self._home).worker(worker_name(name)).secrets
+        return await asyncio.to_thread(_with_secrets, spec, folder) if spec.secrets else spec
+
+    async def applied(self) -> bytes | None:
+        """What the last configuration left to be remembered; None if there was none."""
+        if self._elsewhere is not None:
+            return await self._beside("applied").applied()
+        try:
+            return await asyncio.to_thread(StateDir(self._home).applied.read_bytes)
+        except FileNotFoundError:
+            return None
+
+    async def remember_applied(self, memory: bytes) -> None:
+        """Keep that for the next one."""
+        if self._elsewhere is not None:
+            await self._beside("applied").remember_applied(memory)
+        else:
+            await asyncio.to_thread(disk.replace_file, StateDir(self._home).applied, memory)
+
+    def configure(self, told: Mapping[str, Any]) -> None:
+        """What a configuration file says about this kind of deck; one box keeps to its own settings."""
+        if self._elsewhere is not None:
+            self._beside("configure").configure(told)
+
+    def _beside(self, what: str) -> Beside:
+        if not isinstance(self._elsewhere, Beside):
+            raise Unsupported(what, f"{self.where} tells it to nobody; ask its daemon to apply")
+        return self._elsewhere
+
     async def record_event(self, worker: str | None, kind: EventKind, detail: dict[str, Any]) -> Event:
         """Add an event of somebody else's to the stream, for example a feed's."""
         await self._deck()
@@ -360,6 +408,17 @@ class AsyncDeck:
         membership.forget_in_fork()
         if membership.owner is not None:
             membership.owner.forget_in_fork()
+
+
+def _with_secrets(spec: WorkerSpec, folder: Path) -> WorkerSpec:
+    """The same spec with the values that are on disk; None for one that cannot be read."""
+    known = {}
+    for name, secret in spec.secrets.items():
+        value = None
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            value = credentials.read(folder, name).decode()
+        known[name] = msgspec.structs.replace(secret, value=value)
+    return msgspec.structs.replace(spec, secrets=known)
 
 
 def _elsewhere(where: object, token: str | None) -> OpenDeck | None:

@@ -129,9 +129,9 @@ class Deck:
         """As :meth:`AsyncDeck.reset`."""
         return self._call(self._deck.reset(name))
 
-    def remove(self, name: str | int) -> None:
+    def remove(self, name: str | int, *, data: bool = False) -> None:
         """As :meth:`AsyncDeck.remove`."""
-        self._call(self._deck.remove(name))
+        self._call(self._deck.remove(name, data=data))
 
     def status(self, name: str | int) -> WorkerStatus:
         """As :meth:`AsyncDeck.status`."""

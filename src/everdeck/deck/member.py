@@ -102,7 +102,7 @@ class MemberDeck(MessageVerbs):
         """As :meth:`Verbs.reset`."""
         return await self._membership.ask(ask.Reset(worker_name(name)))
 
-    async def remove(self, name: Name) -> None:
+    async def remove(self, name: Name, *, data: bool = False) -> None:  # noqa: ARG002 - here data always goes
         """As :meth:`Verbs.remove`."""
         await self._membership.ask(ask.Remove(worker_name(name)))
 

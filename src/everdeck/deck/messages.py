@@ -102,12 +102,12 @@ class MessageVerbs:
         """Let the reader know of the inboxes there are; the answer ends the telling of later ones."""
         if name is not None:
             spec = await self.spec(name)
-            _refuse_unread(name, spec)
+            refuse_unread(name, spec)
             reader.add(name, self._feed(name, spec))
             return lambda: None
 
         async def look(worker: str) -> None:
-            if _is_read(spec := await self.spec(worker)):
+            if is_read(spec := await self.spec(worker)):
                 reader.add(worker, self._feed(worker, spec))
 
         async def heard(event: Event) -> None:
@@ -123,14 +123,16 @@ class MessageVerbs:
         return leave
 
 
-def _refuse_unread(name: str, spec: WorkerSpec) -> None:
-    if not _is_read(spec):
+def refuse_unread(name: str, spec: WorkerSpec) -> None:
+    """Raise if nobody can read this worker's messages, and say why."""
+    if not is_read(spec):
         to = spec.satellite.to if spec.satellite is not None else None
         why = f"its messages go to {to!r}" if to else "it brings no messages"
         raise SpecError("name", name, f"a satellite without to=...; {why}")
 
 
-def _is_read(spec: WorkerSpec) -> bool:
+def is_read(spec: WorkerSpec) -> bool:
+    """Are its messages for ``deck.messages``?"""
     from everdeck.satellites import kind_of  # noqa: PLC0415 - as above
 
     return spec.satellite is not None and spec.satellite.to is None and kind_of(spec.satellite.kind).receives

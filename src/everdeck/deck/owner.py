@@ -590,7 +590,7 @@ class Owner(MessageVerbs):
                 await self._starting.launch(worker, EventKind.STARTED, by="reset")
             return self._status(worker)
 
-    async def remove(self, name: str | int) -> None:
+    async def remove(self, name: str | int, *, data: bool = False) -> None:  # noqa: ARG002 - here data always goes
         """Stop a worker and remove its record, log, data and secrets."""
         key = worker_name(name)
         if self._parts().deeds.is_done(key):

@@ -1,9 +1,9 @@
 """From a configuration to a deck: the plan, carrying it out, and remembering what came from a file.
 
 A worker that a file no longer names is removed only if a file brought it; one that was started by hand stays. Which
-ones a file brought, and the templates, are kept in ``STATE/applied.json``, written before the deck is changed (the
-union of old and new) and again afterwards: a crash between the two leaves names too many in it, never too few, and the
-next ``apply`` comes to the same plan.
+ones a file brought, and the templates, are kept in ``STATE/applied.json`` (on a cluster in a Secret), written before
+the deck is changed (the union of old and new) and again afterwards: a crash between the two leaves names too many in
+it, never too few, and the next ``apply`` comes to the same plan.
 """
 
 import asyncio
@@ -14,15 +14,12 @@ from typing import Any, Final
 
 import msgspec
 
-from everdeck import disk
 from everdeck.crashpoints import crash_point
 from everdeck.deck import AsyncDeck
 from everdeck.errors import EverdeckError, RegistryUnavailable
-from everdeck.kernel import credentials
 from everdeck.model import State, WorkerSpec, WorkerStatus, worker_name
 from everdeck.server.documents import Applied, ApplyRequest, BulkResult, Change
 from everdeck.server.problems import problem_of
-from everdeck.statedir import StateDir
 
 MOST_AT_ONCE: Final = 16
 
@@ -35,20 +32,32 @@ class Memory(msgspec.Struct, frozen=True):
     templates: dict[str, dict[str, Any]] = {}
 
 
-def remembered(state_dir: Path) -> Memory:
+async def remembered(deck: AsyncDeck) -> Memory:
     """What the last apply left; nothing if there was none."""
     try:
-        return msgspec.json.decode(StateDir(state_dir).applied.read_bytes(), type=Memory)
-    except FileNotFoundError:
-        return Memory()
+        kept = await deck.applied()
+        return Memory() if kept is None else msgspec.json.decode(kept, type=Memory)
     except (OSError, msgspec.DecodeError) as error:
-        raise RegistryUnavailable(f"{StateDir(state_dir).applied} cannot be read: {error}") from error
+        raise RegistryUnavailable(f"what the last apply left cannot be read: {error}") from error
 
 
-def directory(state_dir: Path) -> str:
+async def directory(deck: AsyncDeck) -> str:
     """Where the applied file stands or, without one, where the daemon was started."""
-    file = remembered(state_dir).file
+    file = (await remembered(deck)).file
     return str(Path(file).parent if file else Path.cwd())
+
+
+def in_the_image(workers: Mapping[str, WorkerSpec], file: str) -> dict[str, WorkerSpec]:
+    """The same for a cluster: the directory in which the file stands, where they run on one box, is in no image."""
+    beside = str(Path(file).resolve().parent)
+
+    def inside(spec: WorkerSpec) -> WorkerSpec:
+        satellite = spec.satellite
+        if satellite is not None and satellite.path == beside:
+            satellite = msgspec.structs.replace(satellite, path=None)
+        return msgspec.structs.replace(spec, cwd=None if spec.cwd == beside else spec.cwd, satellite=satellite)
+
+    return {name: inside(spec) for name, spec in workers.items()}
 
 
 def plan_for(
@@ -81,14 +90,14 @@ async def apply(deck: AsyncDeck, request: ApplyRequest, *, again: bool = False) 
     """
     for name in request.workers:
         worker_name(name)
-    before = await asyncio.to_thread(remembered, deck.state_dir)
+    before = await remembered(deck)
     statuses = {status.name: status for status in await deck.list()}
-    current = {name: await _spec_with_secrets(deck, name) for name in statuses}
+    current = {name: await deck.whole_spec(name) for name in statuses}
     plan = plan_for(current, request.workers, frozenset(before.workers))
     if request.dry_run:
         return Applied(plan, [], dry_run=True)
     names = tuple(sorted({*before.workers, *request.workers}))
-    await asyncio.to_thread(_remember, deck.state_dir, Memory(request.file, names, request.templates))
+    await _remember(deck, Memory(request.file, names, request.templates))
     crash_point("apply.remembered")
     with contextlib.suppress(EverdeckError):  # each is asked for again below, and tells then
         await deck.stop_many([change.name for change in plan if change.action == "remove"])
@@ -104,7 +113,7 @@ async def apply(deck: AsyncDeck, request: ApplyRequest, *, again: bool = False) 
     results = await asyncio.gather(*(_carry_out(deck, change, request.workers, done, gate) for change in plan))
     crash_point("apply.carried-out")
     kept = {*request.workers, *(result.name for result in results if not result.ok and result.name in before.workers)}
-    await asyncio.to_thread(_remember, deck.state_dir, Memory(request.file, tuple(sorted(kept)), request.templates))
+    await _remember(deck, Memory(request.file, tuple(sorted(kept)), request.templates))
     return Applied(plan, list(results), dry_run=False)
 
 
@@ -148,29 +157,8 @@ async def _changed(deck: AsyncDeck, change: Change, wanted: Mapping[str, WorkerS
         return BulkResult(change.name, ok=False, problem=problem_of(error))
 
 
-async def _spec_with_secrets(deck: AsyncDeck, name: str) -> WorkerSpec:
-    spec = await deck.spec(name)
-    if not spec.secrets:
-        return spec
-    folder = StateDir(deck.state_dir).worker(name).secrets
-    values = await asyncio.to_thread(_read_secrets, folder, tuple(spec.secrets))
-    known = {key: msgspec.structs.replace(secret, value=values[key]) for key, secret in spec.secrets.items()}
-    return msgspec.structs.replace(spec, secrets=known)
-
-
-def _read_secrets(folder: Path, names: tuple[str, ...]) -> dict[str, str | None]:
-    values: dict[str, str | None] = {}
-    for name in names:
-        try:
-            values[name] = credentials.read(folder, name).decode()
-        except (OSError, UnicodeDecodeError):
-            values[name] = None
-    return values
-
-
-def _remember(state_dir: Path, memory: Memory) -> None:
-    path = StateDir(state_dir).applied
+async def _remember(deck: AsyncDeck, memory: Memory) -> None:
     try:
-        disk.replace_file(path, msgspec.json.encode(memory))
+        await deck.remember_applied(msgspec.json.encode(memory))
     except OSError as error:
-        raise RegistryUnavailable(f"{path} cannot be written: {error.strerror}") from error
+        raise RegistryUnavailable(f"what was applied cannot be written: {error.strerror}") from error

@@ -29,8 +29,9 @@ from typing import Any, Final, NoReturn, TextIO
 
 from everdeck import __version__, child, wording
 from everdeck.access import LocalPeople
-from everdeck.config import Config
+from everdeck.config import Config, said_for_kubernetes
 from everdeck.deck import AsyncDeck
+from everdeck.deck.home import make_state_dir
 from everdeck.deck.peek import peek
 from everdeck.errors import DeckError, StateDirRefused
 from everdeck.kernel import orphans, spawn
@@ -59,6 +60,8 @@ class DaemonOptions:
     """What ``everdeck up`` was asked for."""
 
     state_dir: Path
+    elsewhere: str | None = None
+    """The deck that is served, if it is not the directory: ``kubernetes:NAMESPACE``; the directory is then our own."""
     config: Config | None = None
     listen: str | None = DEFAULT_LISTEN
     listen_was_asked_for: bool = False
@@ -155,7 +158,12 @@ class _Daemon:
                 loop.add_signal_handler(number, self._leave.set)
         config = self._options.config
         durability = "power" if config is None else config.deck.durability
-        deck = AsyncDeck(self._options.state_dir, durability=durability, people=self._options.people)
+        state_dir, elsewhere = self._options.state_dir, self._options.elsewhere
+        if elsewhere is None:
+            deck = AsyncDeck(state_dir, durability=durability, people=self._options.people)
+        else:
+            make_state_dir(state_dir)
+            deck = AsyncDeck(elsewhere, home=state_dir)
         await deck.open()
         reaping = asyncio.ensure_future(_reap_orphans()) if self._is_init else None
         try:
@@ -169,6 +177,8 @@ class _Daemon:
 
     def _outcome(self) -> int:
         """The exit code: 1 if somebody lives on who should not."""
+        if self._options.elsewhere is not None:
+            return 0
         left = [
             one
             for one in peek(self._options.state_dir).workers
@@ -254,7 +264,11 @@ class _Daemon:
         config = self._options.config
         if config is None:
             return
-        applied = await applying.apply(deck, ApplyRequest(config.workers, config.templates, config.path), again=True)
+        workers = config.workers
+        if self._options.elsewhere is not None:
+            deck.configure(said_for_kubernetes(config))
+            workers = applying.in_the_image(workers, config.path)
+        applied = await applying.apply(deck, ApplyRequest(workers, config.templates, config.path), again=True)
         for line in summary(applied):
             _log.info("%s", line)
 
@@ -262,8 +276,11 @@ class _Daemon:
         statuses = await deck.list()
         alive = sum(status.state.is_live for status in statuses)
         child.notify("READY=1", f"MAINPID={os.getpid()}", f"STATUS=supervising {alive} of {len(statuses)} workers")
-        _log.info("supervising %d of %d workers in %s (pid %d)", alive, len(statuses), deck.state_dir, os.getpid())
-        if self._is_init:
+        told = "supervising" if deck.is_here else "serving"
+        _log.info("%s %d of %d workers in %s (pid %d)", told, alive, len(statuses), deck.where, os.getpid())
+        if not deck.is_here:
+            _log.info("SIGTERM ends this daemon; the workers are the cluster's and run on")
+        elif self._is_init:
             longest = max([(await deck.spec(one.name)).stop.grace_seconds for one in statuses], default=5)
             _log.info(
                 "this is PID 1: SIGTERM stops every worker, which may take %g s; give the container longer than that",
@@ -322,13 +339,17 @@ class _Daemon:
         _log.info("continuing as pid %d with the installed code", os.getpid())
         logging.shutdown()
         self._out.flush()
-        environment = {**os.environ, **deck.prepare_reexec(), REEXEC_ENV: json.dumps(carried)}
+        kept = deck.prepare_reexec() if deck.is_here else {}
+        environment = {**os.environ, **kept, REEXEC_ENV: json.dumps(carried)}
         environment[TYPED_IN_ENV] = str(Path.cwd())
         words = _next_image()
         os.chdir("/")
         os.execve(sys.executable, words, environment)  # noqa: S606 - replacing the program is the point
 
     async def _say_leaving(self, deck: AsyncDeck) -> None:
+        if not deck.is_here:
+            self._say("leaving; the workers are the cluster's and run on")
+            return
         statuses = [status for status in await deck.list() if status.state.is_live]
         bound = [status for status in statuses if status.lifetime == "bound"]
         left = [status for status in statuses if status.lifetime == "adoptable"]

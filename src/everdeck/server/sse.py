@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -186,6 +186,35 @@ class LogStreams:
                     yield _END
         finally:
             self._open.discard(woken)
+
+    async def relayed(self, said: AsyncIterator[str], holds: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Lines of a log that is on another machine, one event each, as its deck tells them; no position is known."""
+        woken = asyncio.Event()
+        self._open.add(woken)
+        closing = asyncio.ensure_future(woken.wait())
+        following = asyncio.ensure_future(anext(said, None))
+        try:
+            yield _PING
+            while not self._closing and holds():
+                await asyncio.wait({following, closing}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if closing.done():
+                    return
+                if not following.done():
+                    yield _PING
+                    continue
+                line = following.result()
+                if line is None:
+                    yield _END
+                    return
+                yield b"event: line\ndata: %b\n\n" % msgspec.json.encode({"text": line})
+                following = asyncio.ensure_future(anext(said, None))
+        finally:
+            self._open.discard(woken)
+            for task in (closing, following):
+                task.cancel()
+            await asyncio.gather(closing, following, return_exceptions=True)
+            if isinstance(said, AsyncGenerator):
+                await said.aclose()
 
     async def together(self, logs: Mapping[str, Path], lines: int, holds: Callable[[], bool]) -> AsyncIterator[bytes]:
         """The last lines of several logs and then every new one, each with its worker's name."""

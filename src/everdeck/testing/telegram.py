@@ -165,9 +165,9 @@ class TelegramServer:
     """A Bot API server for tests; see the module's text.
 
     Each server has a ``token`` of its own unless one is given: tests that run side by side are different bots, as the
-    lock that refuses a second poller of one token needs it. ``max_pending`` is 100,000 at Telegram.
-    ``conflict_pause_seconds`` is how late a second 409 comes (3 at Telegram). ``messages_per_second`` limits what one
-    chat may be sent, answered with 429 beyond; None means no limit.
+    lock that refuses a second poller of one token needs it. ``host`` is where it listens. ``max_pending`` is 100,000 at
+    Telegram. ``conflict_pause_seconds`` is how late a second 409 comes (3 at Telegram). ``messages_per_second`` limits
+    what one chat may be sent, answered with 429 beyond; None means no limit.
     All methods may be called from any thread. Closing keeps what was recorded.
     """
 
@@ -175,6 +175,7 @@ class TelegramServer:
         self,
         *,
         token: str | None = None,
+        host: str = "127.0.0.1",
         port: int = 0,
         seed: int | None = None,
         max_pending: int = MAX_PENDING,
@@ -182,6 +183,7 @@ class TelegramServer:
         messages_per_second: float | None = None,
     ) -> None:
         self.token = new_token() if token is None else token
+        self.host = host
         self.port = port
         self._random = random.Random(seed)  # noqa: S311 - ids of a test server, not secrets
         self._max_pending = max_pending
@@ -207,7 +209,7 @@ class TelegramServer:
     @property
     def url(self) -> str:
         """Where it listens. aiogram: ``TelegramAPIServer.from_base(server.url)``."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def base_url(self) -> str:
@@ -484,7 +486,7 @@ class TelegramServer:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
         await runner.setup()
         try:
-            site = web.TCPSite(runner, "127.0.0.1", self.port)
+            site = web.TCPSite(runner, self.host, self.port)
             await site.start()
             self.port = runner.addresses[0][1]
             listening.set()

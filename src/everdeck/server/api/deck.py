@@ -49,7 +49,7 @@ async def show_deck(request: Asked) -> DeckView:
         last_event_id=await deck.last_event_id(),
         now=datetime.now(UTC),
         page=services.page,
-        directory=await asyncio.to_thread(applying.directory, deck.state_dir),
+        directory=await applying.directory(deck),
     )
 
 
@@ -68,7 +68,7 @@ async def list_members(request: Asked) -> list[Member]:
 @get("/api/v1/templates", responses=READS, summary="Templates of the last configuration", tags=["deck"])
 async def list_templates(request: Asked) -> list[TemplateView]:
     """As written in the file; values of secrets are not in there."""
-    memory = await asyncio.to_thread(applying.remembered, services_of(request).deck.state_dir)
+    memory = await applying.remembered(services_of(request).deck)
     return [TemplateView(name, _shown(table)) for name, table in sorted(memory.templates.items())]
 
 

@@ -10,6 +10,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromQuery, HeaderParameter, QueryParameter
 from litestar.response import Stream
 
+from everdeck.errors import Unsupported
 from everdeck.logs import files as logfiles
 from everdeck.logs import keeper as deck_logs
 from everdeck.logs import reader as logreader
@@ -51,6 +52,16 @@ async def show_logs(
     Each event of the stream has an id; `Last-Event-ID` goes on after it.
     """
     services = services_of(request)
+    begin_at = None if since is None else logreader.moment(since)
+    end_at = None if until is None else logreader.moment(until)
+    how_many = None if whole else lines
+    if not services.deck.is_here:
+        if follow:
+            services.log_streams.claim()
+            said = services.deck.follow_logs(worker_name(name), lines, grep=grep)
+            return stream_of(services.log_streams.relayed(said, pass_of(request).holds))
+        told = await services.deck.logs(worker_name(name), how_many, since=begin_at, until=end_at, grep=grep)
+        return Response(LogLines(told), headers={"cache-control": "no-store"})
     log_dir = await _log_dir(services, name)
     if follow:
         services.log_streams.claim()
@@ -59,13 +70,7 @@ async def show_logs(
         position = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else None
         begin = Begin(lines, position, grep, colour=colour)
         return stream_of(services.log_streams.stream(log_dir, begin, pass_of(request).holds))
-    found = await deck_logs.read(
-        log_dir,
-        lines=None if whole else lines,
-        since=None if since is None else logreader.moment(since),
-        until=None if until is None else logreader.moment(until),
-        grep=grep,
-    )
+    found = await deck_logs.read(log_dir, lines=how_many, since=begin_at, until=end_at, grep=grep)
     return Response(LogLines(list(found)), headers={"cache-control": "no-store"})
 
 
@@ -87,6 +92,11 @@ async def show_several_logs(
     """The last lines of each; with `follow=1` a stream of `lines` events that begins with them."""
     services = services_of(request)
     found = [status.name for status in await statuses_of(services, names)][:MOST_LOGS_TOGETHER]
+    if not services.deck.is_here:
+        if follow:
+            raise Unsupported("following several logs", f"{services.deck.deck_id} is read one log at a time")
+        told = [NamedLine(name, text) for name in found for text in await services.deck.logs(name, lines)]
+        return Response(NamedLines(told), headers={"cache-control": "no-store"})
     logs = {name: _log_dir_of(services, name) for name in found}
     if follow:
         services.log_streams.claim()
@@ -107,11 +117,15 @@ async def show_several_logs(
 )
 async def download_logs(request: Asked, name: Name) -> Stream:
     """Byte for byte, oldest first, archives included."""
-    log_dir = await _log_dir(services_of(request), name)
+    services = services_of(request)
     headers = {
         "content-disposition": f'attachment; filename="{name.replace(":", "_")}.log"',
         "cache-control": "no-store",
     }
+    if not services.deck.is_here:
+        text = "".join(f"{line}\n" for line in await services.deck.logs(worker_name(name), None))
+        return Stream(iter([text.encode()]), media_type="text/plain; charset=utf-8", headers=headers)
+    log_dir = await _log_dir(services, name)
     return Stream(_in_threads(log_dir), media_type="text/plain; charset=utf-8", headers=headers)
 
 
@@ -120,6 +134,8 @@ async def show_last_lines(request: Asked, names: Names) -> dict[str, str | None]
     """The last line that each wrote and that is not empty, cut at 300 characters; null where there is none."""
     services = services_of(request)
     asked = [status.name for status in await statuses_of(services, names)][:500]
+    if not services.deck.is_here:  # each would be a command in a pod, every few seconds
+        return dict.fromkeys(asked)
 
     def read() -> dict[str, str | None]:
         found: dict[str, str | None] = {}

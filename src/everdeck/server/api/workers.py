@@ -5,7 +5,7 @@ import base64
 import binascii
 import hashlib
 from collections import Counter
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Annotated, Any, Final
@@ -128,7 +128,8 @@ async def create_worker(
     services = services_of(request)
     name = worker_name(data.name)
     known = await statuses_of(services, name)
-    spec = await asyncio.to_thread(_spec_of, data, services)
+    templates = (await applying.remembered(services.deck)).templates if isinstance(data.template, str) else {}
+    spec = await asyncio.to_thread(_spec_of, data, templates)
     status = await services.deck.start(name, spec, replace=replace)
     made = HTTPStatus.OK if known else HTTPStatus.CREATED
     return Response(status, status_code=made, headers={"location": f"/api/v1/workers/{quote(name)}"})
@@ -143,29 +144,28 @@ async def show_worker(request: Asked, name: Name) -> WorkerStatus:
 @delete(
     "/api/v1/workers/{name:str}", responses=ACTS, status_code=204, summary="Stop and forget a worker", tags=["workers"]
 )
-async def remove_worker(request: Asked, name: Name) -> None:
+async def remove_worker(
+    request: Asked,
+    name: Name,
+    data: Annotated[
+        bool, QueryParameter(description="On Kubernetes: its volume too. On one box it always goes.")
+    ] = False,
+) -> None:
     """It is stopped first; then its record, its log and its data are gone."""
-    await services_of(request).deck.remove(worker_name(name))
+    await services_of(request).deck.remove(worker_name(name), data=data)
 
 
 @get("/api/v1/workers/{name:str}/detail", responses=READS_ONE, summary="Everything about one worker", tags=["workers"])
 async def show_detail(request: Asked, name: Name) -> WorkerDetail:
     """Its status, spec, layers, process tree and when it crashed."""
-    deck = services_of(request).deck
-    name = worker_name(name)
-    status = await deck.status(name)
-    spec = await deck.spec(name)
+    found = await services_of(request).deck.inspect(worker_name(name))
     layers = [
-        LayerView(str(layer.layer), bool(layer.holds), str(layer.strength), str(layer.why))
-        for layer in await deck.layers(name)
+        LayerView(str(layer.layer), bool(layer.holds), str(layer.strength), str(layer.why)) for layer in found.layers
     ]
     tree = [
-        ProcessView(info.pid, info.ppid, info.name, info.command, info.state, info.rss_bytes)
-        for info in await deck.tree(name)
+        ProcessView(info.pid, info.ppid, info.name, info.command, info.state, info.rss_bytes) for info in found.tree
     ]
-    crashes = [datetime.fromtimestamp(second, UTC) for second in await deck.crash_times(name)]
-    held = (await deck.inspect(name)).holds
-    return WorkerDetail(status, SpecView.of(spec), layers, tree, crashes, held)
+    return WorkerDetail(found.status, SpecView.of(found.spec), layers, tree, found.crash_times, found.holds)
 
 
 @get("/api/v1/workers/{name:str}/spec", responses=READS_ONE, summary="What a worker runs", tags=["workers"])
@@ -279,7 +279,7 @@ def _etag(page: WorkerPage) -> str:
     return f'W/"{hashlib.blake2b(facts, digest_size=12).hexdigest()}"'
 
 
-def _spec_of(data: JSONBody[NewWorker], services: Services) -> WorkerSpec:
+def _spec_of(data: JSONBody[NewWorker], templates: Mapping[str, dict[str, Any]]) -> WorkerSpec:
     """The spec a request asks for; reads the template's secret files, so it runs in a thread."""
     own = {key: value for key, value in msgspec.to_builtins(data).items() if key in WorkerSpec.__struct_fields__}
     given = own.pop("secrets", {}).items()
@@ -290,7 +290,6 @@ def _spec_of(data: JSONBody[NewWorker], services: Services) -> WorkerSpec:
         return data.spec
     template: dict[str, Any] = {}
     if isinstance(data.template, str):
-        templates = applying.remembered(services.deck.state_dir).templates
         if data.template not in templates:
             known = ", ".join(sorted(templates)) or "none; apply a everdeck.toml that has some"
             raise SpecError("template", data.template, f"one of the templates: {known}")
