@@ -1,0 +1,1 @@
+"""One bot per user."""
