@@ -225,17 +225,22 @@ def test_a_connection_reset_in_the_middle_of_a_mail_is_tried_again(
 def test_a_new_uidvalidity_brings_nothing_twice_and_loses_nothing(
     state: Path, imap: Dovecot, smtp: Smtpd, run: Run
 ) -> None:
-    """The folder is looked at anew; what is known by its Message-ID is left out; a new mail comes."""
-    for number in range(30):
-        imap.deliver(a_mail(f"old {number}"))
+    """The folder is looked at anew: what is known by its Message-ID, or was left out by the first run, stays out."""
+    for number in range(5):
+        imap.deliver(a_mail(f"history {number}"))
+    for file in imap.mails():
+        os.utime(file, (1_700_000_000, 1_700_000_000))  # what Dovecot tells as INTERNALDATE
 
     async def scenario() -> None:
         async with AsyncDeck(state) as deck:
-            await deck.start("mail", mailbox(imap, smtp, after="keep"))
+            await deck.start("mail", mailbox(imap, smtp, after="keep", first_run="skip"))
+            await until_async(lambda: _connected(deck), "the history is left out")
+            for number in range(30):
+                imap.deliver(a_mail(f"old {number}"))
             async with deck.messages("mail") as messages:
                 for _ in range(30):
-                    async with await anext(messages):
-                        pass
+                    async with await anext(messages) as message:
+                        assert message.text.startswith("old")
                 await asyncio.to_thread(imap.new_uidvalidity)
                 imap.deliver(a_mail("new"))
                 async with await anext(messages) as message:
@@ -593,6 +598,10 @@ async def _nothing_to_send(deck: AsyncDeck) -> bool:
 
 async def _misses(deck: AsyncDeck, folder: str) -> bool:
     return f"the folder {folder!r} cannot be opened" in ((await deck.feed("mail")).error or "")
+
+
+async def _connected(deck: AsyncDeck) -> bool:
+    return (await deck.feed("mail")).connection == "connected"
 
 
 async def _failing(deck: AsyncDeck) -> bool:

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from everdeck import AsyncDeck, Restart, Satellite
+from everdeck.model import EventKind
 from support.sat_gmail import GmailLike
 from support.sat_mail import SUBMISSION, Dovecot, Smtpd, a_mail, needs_dovecot, needs_smtpd
 from support.sat_waiting import until, until_async
@@ -175,6 +176,23 @@ def test_a_command_prints_the_token(state: Path, run: Run, tokens: Tokens) -> No
                 assert message.text.strip() == "by command"
 
     with Dovecot(tokens=f"{tokens.url}/introspect") as imap:
+        run(lambda: scenario(imap))
+
+
+def test_a_server_without_idle_is_looked_at_and_left_at_once(state: Path, run: Run) -> None:
+    """Nothing tells of news there; a stop does not wait for the next look."""
+
+    async def scenario(imap: GmailLike) -> None:
+        place = {"host": "127.0.0.1", "port": imap.port, "tls": "off", "first_run": "take"}
+        async with AsyncDeck(state) as deck:
+            await deck.start("mail", Satellite.gmail(imap.user, password=imap.password, **place))
+            imap.deliver(a_mail("hello"), 1)
+            async with deck.messages("mail") as messages, await anext(messages) as message:
+                assert message.text.strip() == "hello"
+            await deck.stop("mail")
+            assert not [event for event in await deck.events() if event.kind is EventKind.KILLED]
+
+    with GmailLike(idle=False) as imap:
         run(lambda: scenario(imap))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from everdeck import AsyncDeck, LimitUnavailable, Satellite
-from everdeck.model import Sandbox
+from everdeck.model import EventKind, Sandbox
 from everdeck.testing.telegram import TelegramServer
 from support.sat_mail import Dovecot, Smtpd, a_mail, needs_dovecot, needs_smtpd
 from support.sat_waiting import until, until_async
@@ -53,6 +53,10 @@ def test_every_kind_works_in_a_strict_sandbox_with_the_ports_of_its_account(
                 await until_async(lambda name=name: _connected(deck, name), f"{name} is connected")
             await until(lambda: [call.params["text"] for call in bot.calls("sendMessage")], "the answer")
             await until(lambda: len(smtp.taken()) == 2, "both mails")
+            await deck.stop_all()
+            assert not [event for event in await deck.events() if event.kind is EventKind.KILLED], (
+                "told to leave, they do"
+            )
 
     with Dovecot() as imap, Smtpd() as smtp:
         run(lambda: scenario(imap, smtp))

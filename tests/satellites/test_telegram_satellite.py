@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import re
 import sqlite3
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from everdeck import AsyncDeck, Deck, Restart, Satellite, Secret, SpecError, WorkerSpec
@@ -204,6 +206,56 @@ def test_files_are_fetched_before_their_message_and_sent_with_a_reply(
     assert answers(bot) == ["thanks"]
 
 
+def test_old_files_go_but_not_those_of_messages_that_wait(state: Path, bot: TelegramServer, run: Run) -> None:
+    """A month after its message was done a file is let go; a message that nobody has handled keeps its own."""
+    bot.send_file("done.txt", b"1", chat_id=1)
+    bot.send_file("waiting.txt", b"2", chat_id=2)
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            await deck.start("bob", spec_of(bot))
+            async with deck.messages("bob") as messages, await anext(messages) as message:
+                done = Path(message.attachments[0].path)
+            await until_async(lambda: _waiting(deck, "bob", 1), "the other one waits")
+            await deck.stop("bob")
+            (waiting,) = {*done.parent.iterdir()} - {done}
+            for file in (done, waiting):
+                os.utime(file, (1, 1))
+            await deck.start("bob", spec_of(bot))
+            await until(lambda: not done.exists(), "the old one is gone")
+            assert waiting.read_bytes() == b"2"
+
+    run(scenario)
+
+
+def test_what_was_there_before_the_first_start_is_left_out_and_ids_may_start_again(
+    state: Path, bot: TelegramServer, run: Run
+) -> None:
+    """``first_run="skip"``; a quiet week; somebody else who polls is told with its process; a stop hangs up at once."""
+    bot.say("history")
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            await deck.start("bob", spec_of(bot, first_run="skip"))
+            await until(bot.polls, "it polls")
+            async with deck.messages("bob") as messages:
+                await until(lambda: any(poll.offset > 0 for poll in bot.polls()), "it goes on behind the history")
+                bot.say("news")
+                async with await anext(messages) as message:
+                    assert message.text == "news"
+                bot.start_epoch(5)
+                bot.say("after a quiet week")
+                async with await anext(messages) as message:
+                    assert (message.text, message.id) == ("after a quiet week", "5")
+            await until(lambda: any(poll.status is None for poll in bot.polls()), "it waits for news")
+            await asyncio.to_thread(httpx.get, f"{bot.url}/bot{bot.token}/getUpdates?timeout=1", timeout=30)
+            await until_async(lambda: _told(deck, "poller-conflict"), "the other poller is told")
+            await deck.stop("bob")
+            assert not [event for event in await deck.events(worker="bob") if event.kind is EventKind.KILLED]
+
+    run(scenario)
+
+
 def test_long_texts_are_sent_in_parts(state: Path, bot: TelegramServer, run: Run) -> None:
     """Nothing of a text is left out, and no part is longer than Telegram takes."""
     text = "\n".join(f"line {number} 😀" for number in range(600))
@@ -345,6 +397,10 @@ async def _connected(deck: AsyncDeck, name: str) -> bool:
 
 async def _failing(deck: AsyncDeck, name: str) -> bool:
     return (await deck.feed(name)).connection == "failing"
+
+
+async def _waiting(deck: AsyncDeck, name: str, count: int) -> bool:
+    return (await deck.feed(name)).waiting == count
 
 
 async def _told(deck: AsyncDeck, what: str) -> bool:

@@ -41,9 +41,10 @@ class GmailLike:
 
     user, password = "testuser", "testpass"
 
-    def __init__(self, uidvalidity: int = 1) -> None:
+    def __init__(self, *, idle: bool = True) -> None:
         self._modules = modules()
-        self._validity = uidvalidity
+        self._idle = idle
+        self._validity = 1
         self._mails: list[dict[str, str]] = []
         self._process: subprocess.Popen[str] | None = None
         self._idles = self._idles_before = 0
@@ -61,7 +62,15 @@ class GmailLike:
         messages = [{"raw": mail["raw"], "X-GM-MSGID": mail["id"]} for mail in self._mails]
         storage = {"INBOX": {"uidvalidity": self._validity, "messages": messages}}
         self._process = subprocess.Popen(
-            ["node", "--no-deprecation", DRIVER, self._modules, str(self.port), json.dumps(storage)],
+            [
+                "node",
+                "--no-deprecation",
+                DRIVER,
+                self._modules,
+                str(self.port),
+                json.dumps(storage),
+                *(["IDLE"] if self._idle else []),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -24,8 +24,10 @@ A package adds a kind with an entry point of the group ``everdeck.satellites`` t
 :mod:`everdeck.testing.satellites` runs the kill -9 suite on a new kind.
 """
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,6 +105,8 @@ class Kind(Generic[OptionsT]):
     """How many messages may be on the wire at once: as many may be sent twice when the satellite is killed."""
     tells_finished: bool = False
     """Whether :meth:`finished` is to be told of every message that is done."""
+    files: str = ""
+    """The directory below ``data/`` for what comes with messages; a month after its message was done it is let go."""
 
     def __init__(self, options: OptionsT, context: Context) -> None:
         self.options = options
@@ -142,6 +146,30 @@ class Kind(Generic[OptionsT]):
 
     async def finished(self, ids: Sequence[str]) -> None:
         """These messages are done: mark or move them on the other side. Told at least once."""
+
+
+def old_files(directory: Path, before: float) -> list[Path]:
+    """What was last changed before that time."""
+    found = []
+    for place in directory.glob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if place.lstat().st_mtime < before:
+                found.append(place)
+    return found
+
+
+def forget_files(directory: Path, places: Iterable[Path], messages: Iterable[Incoming]) -> None:
+    """Remove these, unless one of the messages, which are not done, has it."""
+    needed = {
+        Path(path).relative_to(directory).parts[0]
+        for message in messages
+        for path in (message.raw.get("file"), *(attachment.path for attachment in message.attachments))
+        if isinstance(path, str) and path.startswith(f"{directory}/")
+    }
+    for place in places:
+        if place.name not in needed:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(place) if place.is_dir() else place.unlink()
 
 
 def safe_name(name: str, *, most: int = 120) -> str:

@@ -4,7 +4,7 @@ The position is UIDVALIDITY and the next UID of the folder: flags and UNSEEN are
 came; a look every few minutes stands behind it, and it is renewed long before the 29 minutes of RFC 2177. When
 UIDVALIDITY changes, everything is looked at again and what is known is left out: by Gmail's own X-GM-MSGID where there
 is one, else by Message-ID. A mail that Gmail puts into the folder again (a label that is taken off and put on gives it
-a new UID) is the same mail, and is left out at any time.
+a new UID) is the same mail, and is left out at any time. What a first run has left out stays out, by its age.
 
 A mail is fetched in parts into ``data/mail`` and only then stored, so its size does not matter. IMAP runs in threads of
 its own (``imap-tools``); being told to leave hangs up at once. A second connection marks or moves what is done.
@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import imaplib
 import re
-import shutil
+import select
 import socket
 import ssl
 import time
@@ -42,19 +42,23 @@ from everdeck.satellites.mime import message_of
 from everdeck.satellites.oauth import AccessToken
 
 IMAP_SECONDS: Final = 60.0
+KNOWN_SECONDS: Final = 30.0
+# How far a server's clock may be behind ours before a new mail looks like one of the time before the first run.
+SKEW_SECONDS: Final = 3600.0
 # A look behind IDLE: it also keeps routers and servers from forgetting the connection.
 IDLE_SECONDS: Final = 240.0
 POLL_SECONDS: Final = 30.0
 PART_BYTES: Final = 256_000
 BATCH_MAILS: Final = 20
 BATCH_BYTES: Final = 20_000_000
-KEEP_DAYS: Final = 30
 MAIL: Final = "mail"
 GOOGLES: Final = "gm:"
 _TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS everdeck_mail (key TEXT PRIMARY KEY, uid TEXT NOT NULL) STRICT",
     "CREATE TABLE IF NOT EXISTS everdeck_replied (address TEXT NOT NULL, at REAL NOT NULL) STRICT",
 )
+_SINCE: Final = "since"  # no Message-ID: those have brackets
+_KNOWN: Final = "SELECT key FROM everdeck_mail WHERE key IN (SELECT value FROM json_each(?))"
 _Answer = TypeVar("_Answer")
 
 
@@ -70,6 +74,7 @@ class Gmail(Kind[GmailOptions]):
     """One mailbox."""
 
     tells_finished = True
+    files = MAIL
 
     def __init__(self, options: GmailOptions, context: Context) -> None:
         super().__init__(options, context)
@@ -90,7 +95,7 @@ class Gmail(Kind[GmailOptions]):
             password=password,
             token=None if self._token is None else self._token.get,
         )
-        self._known: set[str] | None = None
+        self._since: datetime | None = None
         self._smtp_error = ""
 
     async def open(self) -> None:
@@ -98,7 +103,8 @@ class Gmail(Kind[GmailOptions]):
         async with self.context.transaction() as db:
             for statement in _TABLES:
                 db.execute(statement)
-        await asyncio.to_thread(_forget_old, self.context.data / MAIL)
+            row = db.execute("SELECT uid FROM everdeck_mail WHERE key = ?", (_SINCE,)).fetchone()
+        self._since = None if row is None else datetime.fromisoformat(row[0])
 
     async def close(self) -> None:
         """See :class:`Kind`."""
@@ -112,10 +118,10 @@ class Gmail(Kind[GmailOptions]):
         """See :class:`Kind`."""
         if self._token is not None:
             await self._token.get()
-        known = await self._known_keys()
         cursor = str(position.cursor) if position.cursor is not None else None
+        place = self.context.data / MAIL
         found = await self._reading.run(
-            lambda box: _news(box, self.options, cursor, known, self.context.data / MAIL, self._say_connected)
+            lambda box: _news(box, self.options, cursor, self._known, self._since, place, self._say_connected)
         )
         if found.resynced:
             self.context.tell("uidvalidity-changed", folder=self.options.folder, left_out=found.left_out)
@@ -128,6 +134,10 @@ class Gmail(Kind[GmailOptions]):
     async def skip_history(self) -> Cursor:
         """See :class:`Kind`."""
         validity, following = await self._reading.run(lambda box: _place(box, self.options.folder))
+        # What is left out now has no key here; when UIDs are new one day, it is known by its age.
+        self._since = datetime.fromtimestamp(self.context.clock() - SKEW_SECONDS, UTC)
+        async with self.context.transaction() as db:
+            db.execute("INSERT OR REPLACE INTO everdeck_mail VALUES (?, ?)", (_SINCE, self._since.isoformat()))
         return f"{validity}:{following}"
 
     async def stored(self, messages: Sequence[Incoming]) -> None:
@@ -135,8 +145,6 @@ class Gmail(Kind[GmailOptions]):
         rows = [(key, message.id) for message in messages if (key := _key_of(message))]
         async with self.context.transaction() as db:
             db.executemany("INSERT OR IGNORE INTO everdeck_mail VALUES (?, ?)", rows)
-        if self._known is not None:
-            self._known.update(key for key, _ in rows)
 
     async def finished(self, ids: Sequence[str]) -> None:
         """See :class:`Kind`."""
@@ -144,11 +152,14 @@ class Gmail(Kind[GmailOptions]):
         await self._marking.run(lambda box: _mark(box, self.options, ids))
         crash_point("satellite.gmail.marked")
 
-    async def _known_keys(self) -> set[str]:
-        if self._known is None:
-            async with self.context.transaction() as db:
-                self._known = {key for (key,) in db.execute("SELECT key FROM everdeck_mail").fetchall()}
-        return self._known
+    def _known(self, keys: Sequence[str]) -> set[str]:
+        """From the thread: which of these mails have been here. All of them would not fit into memory for ever."""
+        asked = asyncio.run_coroutine_threadsafe(self._known_among(keys), self._reading.loop())
+        return asked.result(KNOWN_SECONDS)
+
+    async def _known_among(self, keys: Sequence[str]) -> set[str]:
+        async with self.context.transaction() as db:
+            return {key for (key,) in db.execute(_KNOWN, (msgspec.json.encode(keys).decode(),)).fetchall()}
 
     # --- out ----------------------------------------------------------------------------------------------------
 
@@ -293,7 +304,8 @@ def _news(
     box: BaseMailBox,
     options: GmailOptions,
     cursor: str | None,
-    known: set[str],
+    known: Callable[[Sequence[str]], set[str]],
+    since: datetime | None,
     directory: Path,
     connected: Callable[[], None],
 ) -> Found:
@@ -310,6 +322,8 @@ def _news(
     if not uids:
         return Found([], f"{validity}:{max(start, following)}", resynced)
     facts = _sizes(box, uids[:BATCH_MAILS])
+    compared = [fact.key for fact in facts.values() if fact.key and (again or fact.key.startswith(GOOGLES))]
+    here = known(compared) if compared else set()
     messages: list[Incoming] = []
     left_out, total, last = 0, 0, start - 1
     for uid in uids[:BATCH_MAILS]:
@@ -319,9 +333,11 @@ def _news(
         last = uid
         if mail is None:  # expunged meanwhile
             continue
-        if mail.key in known and (again or str(mail.key).startswith(GOOGLES)):
+        if mail.key in here or (again and since is not None and mail.at is not None and mail.at < since):
             left_out += 1
             continue
+        if mail.key is not None and mail.key.startswith(GOOGLES):
+            here.add(mail.key)  # twice in one batch is once
         total += mail.size
         message = _fetched(box, validity, uid, mail, directory, options.user)
         if message is not None:
@@ -370,7 +386,8 @@ def _wait(box: BaseMailBox) -> None:
         if answers:
             return  # this session has been told: a question less on the way of a new mail
     else:
-        time.sleep(POLL_SECONDS)  # noqa: TID251 - in a thread, and the server has no way to tell
+        # The server has no way to tell; but a connection that ends, at either side, is heard at once.
+        select.select([box.client.sock], [], [], POLL_SECONDS)
     box.client.noop()
 
 
@@ -482,14 +499,3 @@ def _in_words(err: BaseException, options: GmailOptions) -> BaseException:
 def _key_of(message: Incoming) -> str | None:
     key = message.raw.get("key") or message.raw.get("message_id")
     return None if key is None else str(key)
-
-
-def _forget_old(directory: Path) -> None:
-    """Mails that were fetched long ago are on the server; their copies here go."""
-    if not directory.is_dir():
-        return
-    oldest = datetime.now(UTC).timestamp() - KEEP_DAYS * 86_400
-    for place in directory.iterdir():
-        with contextlib.suppress(OSError):
-            if place.stat().st_mtime < oldest:
-                shutil.rmtree(place)

@@ -32,10 +32,10 @@ from everdeck.feed.policy import Retry
 from everdeck.feed.records import Record, Start
 from everdeck.feed.reporting import StreamReport
 from everdeck.feed.store import SQL
-from everdeck.messages import Incoming, decoded_outgoing, encoded
+from everdeck.messages import Incoming, decoded_incoming, decoded_outgoing, encoded
 from everdeck.model import SatelliteSpec
 from everdeck.satellites import FEED, kind_of
-from everdeck.satellites.base import Arrived, Context, Kind
+from everdeck.satellites.base import Arrived, Context, Kind, forget_files, old_files
 from everdeck.satellites.targets import Target, target_of
 from everdeck.statedir import DATA
 
@@ -45,6 +45,8 @@ PUMP_RETRY: Final = Retry(0.5, 10.0)
 REFUSED_RETRY: Final = Retry(10.0, 120.0)
 STATUS_SECONDS: Final = 1.0
 CONTACT_SECONDS: Final = 60.0
+DAY_SECONDS: Final = 86_400.0
+FILES_SECONDS: Final = 30 * DAY_SECONDS
 
 log = logging.getLogger("everdeck.satellite")
 
@@ -142,6 +144,8 @@ class Process:
                     group.create_task(outbox.run(self._send, concurrency=self.kind.senders))
                 if target is not None:
                     group.create_task(target.run())
+                if self.kind.files:
+                    group.create_task(self._forget_files(self.context.data / self.kind.files))
                 if self.kind.tells_finished:
                     group.create_task(self._tell_done())
                 group.create_task(self._note())
@@ -233,6 +237,18 @@ class Process:
                 async with self.inbox.transaction() as db:
                     db.executemany(SQL["after_drop"], [(one,) for one in ids])
             await changed.wait()
+
+    async def _forget_files(self, directory: Path) -> None:
+        """Once a day, let go what is old and of messages that are done: what waits or was set aside keeps its files."""
+        while True:
+            try:
+                old = await asyncio.to_thread(old_files, directory, self.context.clock() - FILES_SECONDS)
+                if old:
+                    rows = await self.inbox.store.look("items_payloads")
+                    await asyncio.to_thread(forget_files, directory, old, [decoded_incoming(row[0]) for row in rows])
+            except (EverdeckError, OSError, msgspec.MsgspecError) as err:
+                log.warning("old files stay: %s", in_words(err))
+            await asyncio.sleep(DAY_SECONDS)  # noqa: TID251 - time itself is what makes them old
 
     # --- out ----------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ when the satellite is told to leave. Files that people send are in ``data/files`
 """
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -32,6 +33,8 @@ FILES: Final = "files"
 
 class Telegram(Kind[TelegramOptions]):
     """One bot."""
+
+    files = FILES
 
     def __init__(self, options: TelegramOptions, context: Context) -> None:
         super().__init__(options, context)
@@ -182,4 +185,8 @@ class Files:
 
 def _wanted(path: Path) -> bool:
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    return not path.exists()
+    try:
+        os.utime(path)  # as new: it is of a message again that is not done
+    except FileNotFoundError:
+        return True
+    return False

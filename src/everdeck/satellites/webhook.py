@@ -42,6 +42,8 @@ _HIDDEN: Final = frozenset({"authorization", "cookie", "x-telegram-bot-api-secre
 class Webhook(Kind[WebhookOptions]):
     """One listener."""
 
+    files = FILES
+
     def __init__(self, options: WebhookOptions, context: Context) -> None:
         super().__init__(options, context)
         self.name = f"webhook:{options.path}"

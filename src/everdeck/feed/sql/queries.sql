@@ -235,6 +235,9 @@ WHERE i.state = 0 AND (i.due_at <= ? OR i.due_at > ?) AND (i.key IS NULL OR NOT 
 ))
 ORDER BY i.seq LIMIT ?;
 
+-- name: items_payloads
+SELECT payload FROM everdeck_item ORDER BY seq;
+
 -- name: items_next_due
 SELECT min(due_at) FROM everdeck_item WHERE state = 0 AND due_at > ?;
 
