@@ -11,11 +11,13 @@ import builtins
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 
+from msgspec.structs import replace as changed
+
 from everdeck.access import Grant, Role
 from everdeck.errors import AccessDenied, UnknownWorker
 from everdeck.messages import MessageStream
 from everdeck.model import Event, WorkerSpec, WorkerStatus, worker_name
-from everdeck.verbs import RESTARTS_AT_ONCE, Name, Run, Started, Stopped, Verbs, Workers
+from everdeck.verbs import RESTARTS_AT_ONCE, Inspection, Name, Run, Started, Stopped, Verbs, Workers
 
 _FACTS: Final = frozenset(
     {"state_dir", "is_here", "deck_id", "owner_pid", "abilities", "members", "last_event_id", "applied"}
@@ -26,8 +28,6 @@ _BATCH: Final = 1000
 
 _ON_ONE: Final[Mapping[str, Role]] = {
     "status": Role.READ,
-    "inspect": Role.READ,
-    "spec": Role.READ,
     "tree": Role.READ,
     "layers": Role.READ,
     "crash_times": Role.READ,
@@ -70,6 +70,19 @@ class Guarded:
         return on_one
 
     # --- one worker ---------------------------------------------------------------------------------------------
+
+    async def spec(self, name: Name) -> WorkerSpec:
+        """What it runs; values of its environment are for those who may operate it, and empty for others."""
+        self.grant.require(Role.READ, "spec")
+        await self._seen(name)
+        return self._shown(await self._hushed(self._deck.spec(name)))
+
+    async def inspect(self, name: Name) -> Inspection:
+        """Everything about it; of its environment as :meth:`spec`."""
+        self.grant.require(Role.READ, "inspect")
+        await self._seen(name)
+        found: Inspection = await self._hushed(self._deck.inspect(name))
+        return changed(found, spec=self._shown(found.spec))
 
     async def start(self, name: Name, command: Run = None, *, replace: bool = False, **fields: Any) -> WorkerStatus:
         """Start a known worker (operate), or one by what it runs (admin)."""
@@ -202,6 +215,9 @@ class Guarded:
             return False
 
     # --- below ----------------------------------------------------------------------------------------------------
+
+    def _shown(self, spec: WorkerSpec) -> WorkerSpec:
+        return spec if self.grant.role.includes(Role.OPERATE) else changed(spec, env=dict.fromkeys(spec.env, ""))
 
     def _visible(self, found: builtins.list[WorkerStatus]) -> builtins.list[WorkerStatus]:
         return [status for status in found if self.grant.sees(status.labels)] if self.grant.labels else found

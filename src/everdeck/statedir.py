@@ -18,6 +18,7 @@ LOG: Final = "log"
 DATA: Final = "data"
 SECRETS: Final = "secrets"
 TMP: Final = "tmp"
+QUOTA: Final = "quota"
 PARTS: Final = (LOG, DATA, SECRETS)
 
 

@@ -204,10 +204,13 @@ ATTACKS = {
     "bpf": "call(321, 0, 0, 0)",
     "a device node": "os.mknod('dev', 0o020666, os.makedev(1, 1))",
     "a link into another directory": "(os.symlink(sys.argv[1] + '/workers/victim/data', 'v'), os.listdir('v'))",
+    "another project": "fcntl.ioctl(here, 0x401c5820, fcntl.ioctl(here, 0x801c581f, bytes(28)))",
+    "flags of a file": "fcntl.ioctl(here, 0x40086602, fcntl.ioctl(here, 0x80086601, bytes(8)))",
     "the 32-bit calls": "call(0x40000000 + 39)",
 }
 CODE = """
-import ctypes, os, socket, sys
+import ctypes, fcntl, os, socket, sys
+here = os.open(".", os.O_RDONLY)
 libc = ctypes.CDLL(None, use_errno=True)
 def call(*numbers):
     if libc.syscall(*numbers) < 0:

@@ -88,7 +88,8 @@ def person(mallory: Account, victim: Account) -> Iterator[Person]:
         config = place / "everdeck.toml"
         config.write_text(
             f'[server]\nhttp = false\nusers = {{ {mallory.name} = "read" }}\ngroups = {{ {victim.name} = "operate" }}\n'
-            '[worker.alice]\ncommand = ["sleep", "1000"]\n[worker.bob]\ncommand = ["sleep", "1000"]\n'
+            '[worker.alice]\ncommand = ["sleep", "1000"]\nenv = { KEY = "hush" }\n'
+            '[worker.bob]\ncommand = ["sleep", "1000"]\n'
         )
         person = Person(place / "state")
         try:
@@ -120,6 +121,23 @@ def test_a_reader_looks_and_every_other_verb_is_refused(person: Person, mallory:
     assert {verb for verb, answer in found.items() if answer == "done"} == LOOKS
     assert {answer for verb, answer in found.items() if verb not in LOOKS} == {"AccessDenied"}
     assert person.worker("bob")["state"] == "running"
+
+
+ENVIRONMENT = """
+raw = connected()
+for number, verb in enumerate((requests.Spec("alice"), requests.Inspect("alice")), 1):
+    raw.sendall(frames.packed(frames.Ask(number, frames.raw(verb), None)))
+say([(b"KEY" in bytes(frame.value), b"hush" in bytes(frame.value)) for frame in (next_frame(raw), next_frame(raw))])
+"""
+
+
+@pytest.mark.parametrize("operates", [False, True])
+def test_values_of_an_environment_are_not_for_readers(
+    person: Person, mallory: Account, victim: Account, *, operates: bool
+) -> None:
+    """A token may stand in a variable: a reader sees its name."""
+    groups = (victim.gid,) if operates else ()
+    assert attempt(person, ENVIRONMENT, mallory.uid, mallory.gid, groups) == [[True, operates]] * 2
 
 
 def test_a_group_operates_and_runs_nothing_new(person: Person, mallory: Account, victim: Account) -> None:

@@ -22,11 +22,11 @@ import msgspec
 from everdeck import child
 from everdeck.deck import rights
 from everdeck.errors import LimitUnavailable, PortUnavailable, RegistryUnavailable, SpecError, StateDirRefused
-from everdeck.kernel import containment, controllers, credentials, flock, lifeline, spawn
+from everdeck.kernel import containment, controllers, credentials, flock, lifeline, quotas, spawn
 from everdeck.kernel.birth import Birth
 from everdeck.logs import files as logfiles
 from everdeck.model import Cookie, Identity, Secret, WorkerName, WorkerSpec
-from everdeck.statedir import DATA, LOCK, LOG, PARTS, SECRETS
+from everdeck.statedir import DATA, LOCK, LOG, PARTS, QUOTA, SECRETS
 
 PASSED_THROUGH: Final = ("PATH", "HOME", "LANG", "TZ", "USER", "SHELL")
 _WRITTEN_BY_US: Final = (
@@ -113,6 +113,8 @@ class Engine:
             raise LimitUnavailable("limits.nice", limits.nice, "a value not below our own, without root")
         if limits.oom_score_adj is not None and limits.oom_score_adj < 0 and os.geteuid() != 0:
             raise LimitUnavailable("limits.oom_score_adj", limits.oom_score_adj, "0 to 1000 without root")
+        if limits.disk_bytes is not None and (why := quotas.why_not(self.workers_dir)) is not None:
+            raise LimitUnavailable("limits.disk_bytes", limits.disk_bytes, f"nothing here: {why}")
         if controllers.needed(limits):
             self._check_cgroup_limits(spec)
 
@@ -146,6 +148,7 @@ class Engine:
                 for part in PARTS:
                     os.mkdir(f"{home}/{part}", 0o700)  # noqa: PTH102
             special = spec.secrets or spec.user is not None or spec.sandbox.level == "strict"
+            special = special or spec.limits.disk_bytes is not None or os.path.exists(f"{home}/{QUOTA}")  # noqa: PTH110
             if special or not os.path.isdir(f"{home}/{DATA}"):  # noqa: PTH112
                 self._furnish(Path(home), spec)
         except OSError as err:
@@ -270,6 +273,7 @@ class Engine:
             containment.remove_cgroup(path)
             containment.remove_cgroup(containment.joined_later(path))
         home = self.home(name)
+        rights.forget_disk_limit(home)
         try:
             shutil.rmtree(home)
         except FileNotFoundError:

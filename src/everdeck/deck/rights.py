@@ -20,10 +20,10 @@ from typing import Final
 
 from everdeck import disk
 from everdeck.errors import LimitUnavailable, SpecError
-from everdeck.kernel import controllers, sandbox
+from everdeck.kernel import controllers, quotas, sandbox
 from everdeck.kernel.birth import Birth
 from everdeck.model import Containment, Hold, WorkerSpec
-from everdeck.statedir import DATA, SECRETS, TMP
+from everdeck.statedir import DATA, QUOTA, SECRETS, TMP
 
 AUTO: Final = "auto"
 AUTO_UIDS_ENV: Final = "EVERDECK_AUTO_UIDS"
@@ -51,10 +51,6 @@ def check(spec: WorkerSpec) -> None:
             raise SpecError("group", spec.group, "nothing beside user='auto', which has a group of its own")
     else:
         account_of(spec)
-    if spec.limits.disk_bytes is not None:
-        raise LimitUnavailable(
-            "limits.disk_bytes", spec.limits.disk_bytes, "nothing here: the file system has no project quotas in use"
-        )
     if spec.sandbox.level == "off":
         return
     if sandbox.has_capabilities() and not sandbox.can_empty_capabilities():
@@ -156,7 +152,15 @@ def furnish(spec: WorkerSpec, home: Path, state_dir: Path) -> Account | None:
     if account is not None and account.uid is not None:
         for folder in own:
             _give(folder, account.uid, -1 if account.gid is None else account.gid)
+    _limit_disk(spec, home, own)
     return account
+
+
+def forget_disk_limit(home: Path) -> None:
+    """Before its home is removed: the number of its project is free for the next one."""
+    project = _project_of(home)
+    if project is not None:
+        quotas.unlimit(home, project)
 
 
 def holds(spec: WorkerSpec, containment_: Containment | None) -> list[Hold]:
@@ -182,7 +186,29 @@ def holds(spec: WorkerSpec, containment_: Containment | None) -> list[Hold]:
         ("cannot trace, mount, make namespaces or signal others", strict, not_strict),
         ("sends no UDP", False, "nothing here limits UDP"),
     ]
+    if (most := spec.limits.disk_bytes) is not None:
+        facts.append(
+            (f"its files take at most {most} bytes", strict, f"{not_strict}: an account may free its own files")
+        )
     return [Hold(what, it_holds, "" if it_holds else why) for what, it_holds, why in facts]
+
+
+def _limit_disk(spec: WorkerSpec, home: Path, own: list[Path]) -> None:
+    """What its own directories may hold together; a limit that the spec no longer has is taken away."""
+    most, project = spec.limits.disk_bytes, _project_of(home)
+    if most is not None:
+        project = quotas.limit(own, most, project)
+        disk.replace_file(home / QUOTA, f"{project}\n".encode())
+    elif project is not None:
+        quotas.unlimit(home, project)
+        (home / QUOTA).unlink()
+
+
+def _project_of(home: Path) -> int | None:
+    try:
+        return int((home / QUOTA).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 def _reach(spec: WorkerSpec, home: Path, port: int | None) -> sandbox.Reach:

@@ -248,11 +248,19 @@ _REFUSED: Final[dict[str, tuple[int, int | None]]] = {
     "fanotify_init": (300, 262),
     "move_pages": (279, 239),
     "migrate_pages": (256, 238),
+    "file_setattr": (469, 469),
 }
 _NUMBERS_OF: Final = {"x86_64": 0, "aarch64": 1}
 _SOCKET, _SENDTO, _SENDMSG, _SENDMMSG = (41, 198), (44, 206), (46, 211), (307, 269)
 _CLONE, _CLONE3, _IOCTL = (56, 220), (435, 435), (16, 29)
-_TERMINAL_INPUT: Final = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into somebody's terminal
+_REFUSED_REQUESTS: Final = (
+    *(0x5412, 0x541C),  # TIOCSTI, TIOCLINUX: typing into somebody's terminal
+    *(
+        0x401C5820,
+        0x40086602,
+        0x40046602,
+    ),  # FS_IOC_FSSETXATTR, FS_IOC_SETFLAGS: files of another project, outside quotas
+)
 
 
 @cache
@@ -282,8 +290,8 @@ def system_call_filter(*, unix_sockets: bool) -> bytes:
     for call, at in ((_SENDTO, 3), (_SENDMSG, 2), (_SENDMMSG, 3)):
         fast_open = [_argument(at), (_ANY_OF, 0, 1, _MSG_FASTOPEN), _refuse(errno.EPERM), _allowed()]
         code += _if_call(call[which], fast_open)
-    typing = [step for word in _TERMINAL_INPUT for step in ((_EQUAL, 0, 1, word), _refuse(errno.EPERM))]
-    code += _if_call(_IOCTL[which], [_argument(1), *typing, _allowed()])
+    requests = [step for word in _REFUSED_REQUESTS for step in ((_EQUAL, 0, 1, word), _refuse(errno.EPERM))]
+    code += _if_call(_IOCTL[which], [_argument(1), *requests, _allowed()])
     code += _if_call(_SOCKET[which], _sockets(unix_sockets=unix_sockets))
     code.append(_allowed())
     return b"".join(struct.pack("=HBBI", *step) for step in code)

@@ -18,12 +18,14 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryParameter
 
+from everdeck.access import Role
 from everdeck.deck.feeds import read_attachment as read_attachment_file
 from everdeck.errors import MessageLost
 from everdeck.messages import FeedStatus, Letter, Message, MessageStream, Which, plain
 from everdeck.model import worker_name
 from everdeck.satellites import kinds, option_schemas
 from everdeck.server.api.asking import ACTS, READS, READS_ONE, Asked, Name, services_of, stream_of, told
+from everdeck.server.entrance import grant_of
 from everdeck.server.services import Services
 from everdeck.server.sse import PING_SECONDS
 from everdeck.statedir import StateDir
@@ -227,10 +229,16 @@ async def show_feed(
     limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
     number: FromQuery[str | None] = None,
 ) -> FeedView:
-    """Account, connection, last contact, what waits, is in flight, done, set aside and to be sent."""
+    """Account, connection, last contact, what waits, is in flight, done, set aside and to be sent.
+
+    The words of messages take the role operate: without it there are the numbers and no letters.
+    """
     deck, key = services_of(request).deck, worker_name(name)
+    status = await deck.feed(key)
+    if not grant_of(request).role.includes(Role.OPERATE):
+        return FeedView(status, [])
     shown: Which = which
-    return FeedView(await deck.feed(key), await deck.letters(key, which=shown, number=number, limit=limit))
+    return FeedView(status, await deck.letters(key, which=shown, number=number, limit=limit))
 
 
 @post(

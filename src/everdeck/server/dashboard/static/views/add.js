@@ -11,10 +11,11 @@ import { Icon } from '../widgets/icons.js';
 import { say } from '../widgets/toast.js';
 import { quoted, split } from '../widgets/words.js';
 
+const SANDBOXES = [['off', 'off: what its account may do'], ['basic', 'basic: gains no privileges'], ['strict', 'strict: its own directories and listed ports only']];
 const FRESH = {
   kind: 'telegram', options: [], to: '', name: '', template: '', command: '', cwd: null, lifetime: 'adoptable', port: false, env: [], secrets: [], labels: [],
   policy: 'on-failure', max_crashes: '', window_seconds: '', backoff_seconds: '', grace_seconds: '', signal: '',
-  health: 'none', health_target: '', interval_seconds: '', watchdog_seconds: '', memory_mb: '', pids: '', open_files: '', nice: '',
+  health: 'none', health_target: '', interval_seconds: '', watchdog_seconds: '', memory_mb: '', pids: '', open_files: '', nice: '', sandbox: 'off',
 };
 
 export function AddView({ params }) {
@@ -119,7 +120,7 @@ export function AddView({ params }) {
               <label key=${key} class=${classes('card', form.lifetime === key && 'is-on')}><input type="radio" name="lifetime" value=${key} checked=${form.lifetime === key} onChange=${() => set('lifetime')(key)} /><span><b>${title}</b><span>${text}</span></span></label>`)}
           </div>
         </fieldset>
-        <details class="panel more-fields" open=${Boolean(problem?.field && /^(restart|stop|health|limits|labels|port)/.test(problem.field)) || undefined}><summary>Policies, health and limits</summary>
+        <details class="panel more-fields" open=${Boolean(problem?.field && /^(restart|stop|health|limits|labels|port|sandbox)/.test(problem.field)) || undefined}><summary>Policies, health and limits</summary>
           <div class="field-grid">
             <div class=${classes('field', errorFor('restart.policy') && 'is-wrong')}><label for="f-policy">Restart</label><select id="f-policy" name="restart.policy" value=${form.policy} onChange=${(e) => set('policy')(e.target.value)}>${['on-failure', 'always', 'never'].map((policy) => html`<option key=${policy} selected=${policy === form.policy}>${policy}</option>`)}</select>
               ${errorFor('restart.policy') && html`<p class="field-error" role="alert">${errorFor('restart.policy')}</p>`}</div>
@@ -135,6 +136,8 @@ export function AddView({ params }) {
             <${Field} label="Open files" name="limits.open_files" value=${form.open_files} onInput=${set('open_files')} error=${errorFor('limits.open_files')} placeholder="none" inputmode="numeric" />
             <${Field} label="Nice" name="limits.nice" value=${form.nice} onInput=${set('nice')} error=${errorFor('limits.nice')} placeholder="0" inputmode="numeric" />
           </div>
+          <div class=${classes('field', errorFor('sandbox') && 'is-wrong')}><label for="f-sandbox">Sandbox</label><select id="f-sandbox" name="sandbox" value=${form.sandbox} aria-invalid=${errorFor('sandbox') ? 'true' : undefined} onChange=${(e) => set('sandbox')(e.target.value)}>${SANDBOXES.map(([level, title]) => html`<option key=${level} value=${level} selected=${level === form.sandbox}>${title}</option>`)}</select>
+            ${errorFor('sandbox') && html`<p class="field-error" role="alert">${errorFor('sandbox')}</p>`}</div>
           <label class="check"><input type="checkbox" name="port" checked=${form.port} onChange=${(e) => set('port')(e.target.checked)} />Give it a port in <code>$PORT</code></label>
           <${Pairs} title="Labels" name="labels" pairs=${form.labels} onPairs=${set('labels')} error=${errorFor('labels')} keyLabel="Label" />
         </details>`}
@@ -163,7 +166,7 @@ function SatelliteFields({ form, set, errorFor }) {
 
 const ANCHORS = [
   'satellite', 'satellite.options', 'to', 'satellite.to', 'name', 'template', 'command', 'cwd', 'env', 'secrets', 'restart.policy', 'restart.max_crashes', 'restart.window_seconds', 'restart.backoff_seconds',
-  'restart.backoff_cap_seconds', 'stop.signal', 'stop.grace_seconds', 'health', 'limits.memory_bytes', 'limits.open_files', 'limits.nice', 'labels',
+  'restart.backoff_cap_seconds', 'stop.signal', 'stop.grace_seconds', 'health', 'limits.memory_bytes', 'limits.open_files', 'limits.nice', 'labels', 'sandbox',
 ];
 
 // --- the request, pure -------------------------------------------------------------------------------------------
@@ -189,7 +192,7 @@ function formOf(spec) {
     env: Object.entries(spec.env), labels: Object.entries(spec.labels), secrets: Object.keys(spec.secrets).map((key) => [key, '']),
     policy: restart.policy, max_crashes: text(restart.max_crashes), window_seconds: text(restart.window_seconds), backoff_seconds: text(restart.backoff_seconds),
     grace_seconds: text(stop.grace_seconds), signal: text(stop.signal), health: kind, health_target: kind === 'notify' || kind === 'none' ? '' : Array.isArray(target) ? target.map(quoted).join(' ') : text(target),
-    watchdog_seconds: text(health?.watchdog_seconds), memory_mb: limits.memory_bytes ? String(limits.memory_bytes / 1e6) : '', open_files: text(limits.open_files), nice: text(limits.nice),
+    watchdog_seconds: text(health?.watchdog_seconds), memory_mb: limits.memory_bytes ? String(limits.memory_bytes / 1e6) : '', open_files: text(limits.open_files), nice: text(limits.nice), sandbox: spec.sandbox?.level || 'off',
   };
 }
 
@@ -209,7 +212,7 @@ function requestOf(mode, form, place, base = null) {
     restart: some({ policy: form.policy === 'on-failure' && !base ? '' : form.policy, max_crashes: number(form.max_crashes), window_seconds: number(form.window_seconds), backoff_seconds: number(form.backoff_seconds) }),
     stop: some({ signal: form.signal.trim(), grace_seconds: number(form.grace_seconds) }),
     limits: some({ memory_bytes: typeof megabytes === 'number' ? Math.round(megabytes * 1e6) : megabytes, open_files: number(form.open_files), nice: number(form.nice) }),
-    health: healthOf(form),
+    health: healthOf(form), sandbox: sandboxOf(form.sandbox, base),
   });
   const spec = { command: split(form.command).words, lifetime: form.lifetime, ...(form.port ? { port: true } : {}), ...own };
   return { name: form.name.trim(), spec: base ? over(base, spec) : spec };
@@ -221,6 +224,12 @@ function over(base, spec) {
   for (const key of ['memory_bytes', 'open_files', 'nice']) if (spec.limits?.[key] === undefined) kept.limits[key] = null;
   kept.health = spec.health ? { ...base.health, http: null, tcp: null, command: null, ...spec.health } : null;
   return kept;
+}
+
+/** Paths and ports that are listed stay while the level does; another level begins without them. */
+function sandboxOf(level, base) {
+  if (base?.sandbox?.level === level) return base.sandbox;
+  return level === 'off' && !base ? undefined : { level };
 }
 
 function healthOf(form) {

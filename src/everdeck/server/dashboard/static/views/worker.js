@@ -1,12 +1,13 @@
 // One worker: how it is, what it prints, what protects it. Each part is a widget of its own.
 import { html, useEffect, useState } from '../core/html.js';
-import { api } from '../core/api.js';
+import { api, may } from '../core/api.js';
 import { useCell } from '../core/cell.js';
 import { connection, learn, onEvent, showing, workers } from '../core/deck.js';
 import { bytes, exit, percent } from '../core/format.js';
 import { useKeys } from '../core/keys.js';
 import { go, link } from '../core/router.js';
 import { Feed } from '../widgets/feed.js';
+import { Holds } from '../widgets/holds.js';
 import { Icon } from '../widgets/icons.js';
 import { Layers } from '../widgets/layers.js';
 import { Log } from '../widgets/log.js';
@@ -66,8 +67,9 @@ export function WorkerView({ name }) {
         <div class="worker-acts" role="toolbar" aria-label="Actions">
           ${Object.entries(VERBS).filter(([verb]) => allowed(verb)).map(([verb, { label, fits }]) => html`
             <button key=${verb} class=${verb === 'remove' ? 'button is-danger-quiet' : 'button'} data-verb=${verb} disabled=${!fits(status)} onClick=${() => run(verb)}><${Icon} name=${verb} size=${14} /><span>${label}</span></button>`)}
-          <a class="button" href=${link('/add', { edit: name })}><${Icon} name="edit" size=${14} /><span>Edit</span></a>
-          <a class="button" href=${link('/add', { clone: name })}><${Icon} name="clone" size=${14} /><span>Clone</span></a>
+          ${may('admin') && html`
+            <a class="button" href=${link('/add', { edit: name })}><${Icon} name="edit" size=${14} /><span>Edit</span></a>
+            <a class="button" href=${link('/add', { clone: name })}><${Icon} name="clone" size=${14} /><span>Clone</span></a>`}
         </div>
       </header>
       <${Facts} status=${status} />
@@ -78,6 +80,7 @@ export function WorkerView({ name }) {
           ${spec?.satellite && html`<${Feed} name=${name} key=${`f ${name}`} />`}
           ${detail.value && html`
             <${Layers} layers=${detail.value.layers} />
+            <${Holds} holds=${detail.value.holds} />
             <${ProcessTree} tree=${detail.value.tree} />
             <${Restarts} status=${status} spec=${spec} crashTimes=${detail.value.crash_times} />
             <${EnvKeys} spec=${spec} />

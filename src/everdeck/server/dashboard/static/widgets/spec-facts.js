@@ -17,6 +17,8 @@ export function SpecFacts({ spec }) {
         <div><dt>Stop</dt><dd>SIG${stop.signal}, then SIGKILL after ${stop.grace_seconds} s</dd></div>
         <div><dt>Health</dt><dd>${healthText(spec.health)}</dd></div>
         <div><dt>Limits</dt><dd>${limited.length ? limited.map(([key, value]) => `${key.replaceAll('_', ' ')} ${key.endsWith('bytes') ? bytes(value) : value}`).join(', ') : 'none'}</dd></div>
+        <div><dt>Sandbox</dt><dd>${sandboxText(spec.sandbox)}</dd></div>
+        ${spec.user && html`<div><dt>Runs as</dt><dd>${spec.user === 'auto' ? 'an account of its own' : spec.user}</dd></div>`}
         <div><dt>Log</dt><dd>rotates at ${bytes(log.max_bytes)}, keeps ${log.keep}${log.max_age_seconds ? `, at most ${duration(log.max_age_seconds)} old` : ''}</dd></div>
         ${Object.keys(labels || {}).length > 0 && html`<div><dt>Labels</dt><dd>${Object.entries(labels).map(([key, value]) => html`<span class="key-chip" key=${key}>${key}=${value}</span>`)}</dd></div>`}
       </dl>
@@ -45,6 +47,12 @@ function healthText(health) {
   if (health.notify) parts.push('says when it is ready');
   if (health.watchdog_seconds) parts.push(`watchdog ${health.watchdog_seconds} s`);
   return parts.join(', ') || 'no checks';
+}
+
+function sandboxText(sandbox) {
+  const { level = 'off', read = [], write = [], tcp_connect: connect = [], tcp_bind: bind = [] } = sandbox || {};
+  const listed = [['reads', read], ['writes', write], ['connects to port', connect], ['listens on port', bind]].filter(([, list]) => list === 'any' || list.length);
+  return [level, ...listed.map(([title, list]) => `${title} ${list === 'any' ? 'any' : list.join(', ')}`)].join('; ');
 }
 
 const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
