@@ -26,6 +26,7 @@ from everdeck.errors import ConfigRefused, NameRefused, SpecError
 from everdeck.model import (
     DurabilityMode,
     EventKind,
+    LogRoom,
     Sandbox,
     SandboxLevel,
     SatelliteSpec,
@@ -179,6 +180,7 @@ class ConfigTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole of ``everdeck.toml``."""
 
     deck: DeckTable = DeckTable()
+    logs: LogRoom = LogRoom()
     server: ServerTable = ServerTable()
     notify: NotifyTable | UnsetType = UNSET
     kubernetes: KubernetesTable = KubernetesTable()
@@ -197,6 +199,7 @@ class Config(msgspec.Struct, frozen=True):
     notify: Notify | None = None
     kubernetes: KubernetesTable = KubernetesTable()
     deck: DeckTable = DeckTable()
+    logs: LogRoom = LogRoom()
 
 
 def load(path: str | Path) -> Config:
@@ -292,6 +295,7 @@ class _Reader:
         notify = self._notify()
         kubernetes = self._converted(("kubernetes",), self._document.get("kubernetes", {}), KubernetesTable)
         deck = self._converted(("deck",), self._document.get("deck", {}), DeckTable)
+        logs = self._converted(("logs",), self._document.get("logs", {}), LogRoom)
         self._converted(("defaults",), self._defaults, DefaultsTable)
         templates = self._templates()
         workers = {name: spec for name, spec in self._workers(templates) if spec is not None}
@@ -302,7 +306,7 @@ class _Reader:
             raise ConfigRefused(str(self._file), tuple(ordered))
         whole_path = str(self._file.resolve())
         stored = {name: {**table, "_file": whole_path} for name, table in templates.items()}
-        return Config(whole_path, workers, stored, server, notify, kubernetes, deck)
+        return Config(whole_path, workers, stored, server, notify, kubernetes, deck, logs)
 
     def _problem(self, keys: tuple[str, ...], what: str) -> None:
         self._problems.append((self._line(keys), f"{_dotted(keys)}: {what}"))

@@ -131,7 +131,7 @@ class LogRotated(Told):
 
     archives: list[str]
     bytes: int
-    method: str
+    method: NotRequired[str]
     pruned: list[str]
     skipped_bytes: NotRequired[int]
     warning: NotRequired[str]

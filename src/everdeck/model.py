@@ -209,6 +209,19 @@ class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _boolean("log.split_stderr", self.split_stderr)
 
 
+class LogRoom(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much of the disk all logs of a deck may take together; beyond it the oldest archives go first."""
+
+    budget_bytes: int | None = None
+    keep_free_bytes: int | None = None
+    """None: a twentieth of the file system, at most a gibibyte."""
+
+    def __post_init__(self) -> None:
+        for name in ("budget_bytes", "keep_free_bytes"):
+            if getattr(self, name) is not None:
+                _whole(f"logs.{name}", getattr(self, name), least=0, most=_MOST_BYTES)
+
+
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a worker may use. A limit that this machine cannot enforce is refused at start, never ignored."""
 

@@ -7,6 +7,7 @@ several times, or that hold the same token in their environment. The last kind i
 outside; it is a suspicion and never more.
 """
 
+import contextlib
 import hashlib
 import os
 import resource
@@ -18,11 +19,13 @@ from typing import Any, Final
 import msgspec
 
 from everdeck.child import COOKIE_ENV, DIR_ENV, WORKER_ENV
+from everdeck.cli import output
 from everdeck.deck.peek import peek
 from everdeck.errors import EverdeckError, KernelError, RegistryError
 from everdeck.kernel import containment, controllers, exits, flock, notify, sandbox
 from everdeck.kernel import identity as ids
-from everdeck.model import State, UnknownExit, WorkerName
+from everdeck.logs import room
+from everdeck.model import LogRoom, State, UnknownExit, WorkerName
 from everdeck.registry.store import WorkerRecord, read_only
 from everdeck.statedir import StateDir, WorkerDir
 
@@ -106,7 +109,7 @@ def examine(state: Path) -> Report:
         supervised, owner, workers = False, None, []
     features = list(_features(state, owner))
     strength = _strength(owner)
-    limits = list(_limits(len(workers), owner))
+    limits = [*_limits(len(workers), owner), *_log_room(state)]
     suspects = [*_unwanted(state, records), *_likenesses()]
     locks = list(_locks(state))
     layers = list(_layers(state, features, strength, supervised=supervised, owner=owner, bound=_bound(workers)))
@@ -257,8 +260,8 @@ def _strength(owner: int | None) -> str:
 def _limits(workers: int, owner: int | None) -> Iterator[Limit]:
     soft = _limit_of(owner, resource.RLIMIT_NOFILE)
     # One pidfd per worker, up to two descriptors more for bound ones, and some for everything else.
-    room = max(0, (soft - 64) // 3)
-    yield Limit("open files (RLIMIT_NOFILE)", soft, f"room for about {room} workers", room > workers)
+    most = max(0, (soft - 64) // 3)
+    yield Limit("open files (RLIMIT_NOFILE)", soft, f"room for about {most} workers", most > workers)
     processes = _limit_of(owner, resource.RLIMIT_NPROC)
     shown = None if processes == resource.RLIM_INFINITY else processes
     yield Limit(
@@ -283,6 +286,23 @@ def _limit_of(owner: int | None, which: int) -> int:
         return resource.prlimit(owner or 0, which)[0]
     except (OSError, ValueError):
         return resource.getrlimit(which)[0]
+
+
+def _log_room(state: Path) -> Iterator[Limit]:
+    """The disk under the deck, and what all logs may take of it."""
+    places = StateDir(state)
+    if not places.registry.exists():
+        return
+    with contextlib.closing(read_only(places.registry)) as registry:
+        noted = registry.meta(room.NOTED)
+    setting = LogRoom() if noted is None else msgspec.json.decode(noted, type=LogRoom)
+    disk = room.space(setting, places.workers)
+    told = f"logs let go of their oldest archives below {output.size(disk.floor_bytes)} free"
+    yield Limit("free space", disk.free_bytes, told, not disk.short_bytes)
+    used = room.used_bytes(places.workers)
+    budget = setting.budget_bytes
+    told = "no budget for all of them" if budget is None else f"their budget is {output.size(budget)}"
+    yield Limit("logs of all workers", used, told, budget is None or used <= 2 * budget)
 
 
 def _number_in(path: str) -> int | None:

@@ -32,7 +32,7 @@ from everdeck.deck.owner import ALL_LAYERS, Owner
 from everdeck.errors import DeckClosed, SpecError, Unsupported
 from everdeck.kernel import credentials
 from everdeck.messages import FeedStatus, Letter, LetterVerb, MessageStream, Which
-from everdeck.model import Event, EventKind, Layer, ProcessInfo, WorkerSpec, WorkerStatus, worker_name
+from everdeck.model import Event, EventKind, Layer, LogRoom, ProcessInfo, WorkerSpec, WorkerStatus, worker_name
 from everdeck.statedir import StateDir
 from everdeck.verbs import (
     RESTARTS_AT_ONCE,
@@ -79,6 +79,7 @@ class AsyncDeck:
         durability: DurabilityMode = "power",
         people: LocalPeople | None = None,
         home: Path | None = None,
+        log_room: LogRoom | None = None,
     ) -> None:
         self._elsewhere = _elsewhere(where, token)
         self.where = os.fspath(where)
@@ -89,6 +90,7 @@ class AsyncDeck:
         self._layers = frozenset(layers)
         self._durability: DurabilityMode = durability
         self._people = people
+        self._log_room = log_room
         self._membership: Membership | None = None
         self._member: MemberDeck | None = None
         self._reopening: asyncio.Task[AsyncDeck] | None = None
@@ -122,6 +124,7 @@ class AsyncDeck:
                 layers=self._layers,
                 durability=self._durability,
                 people=self._people,
+                log_room=self._log_room,
             )
             await membership.open()
             self._membership, self._member = membership, MemberDeck(membership)

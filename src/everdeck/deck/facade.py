@@ -22,7 +22,7 @@ from everdeck.deck.durability import DurabilityMode
 from everdeck.deck.owner import ALL_LAYERS
 from everdeck.errors import DeckClosed
 from everdeck.messages import FeedStatus, Letter, LetterVerb, MessageStream, Which
-from everdeck.model import Event, Layer, ProcessInfo, WorkerSpec, WorkerStatus
+from everdeck.model import Event, Layer, LogRoom, ProcessInfo, WorkerSpec, WorkerStatus
 from everdeck.verbs import RESTARTS_AT_ONCE, Abilities, Inspection, Member, Workers
 
 _Answer = TypeVar("_Answer")
@@ -40,8 +40,11 @@ class Deck:
         clock: Clock | None = None,
         layers: Iterable[str] = ALL_LAYERS,
         durability: DurabilityMode = "power",
+        log_room: LogRoom | None = None,
     ) -> None:
-        self._deck = AsyncDeck(where, join=join, token=token, clock=clock, layers=layers, durability=durability)
+        self._deck = AsyncDeck(
+            where, join=join, token=token, clock=clock, layers=layers, durability=durability, log_room=log_room
+        )
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop()
         self._submitting = threading.Lock()  # so that nothing is handed to a loop that will not run any more

@@ -26,6 +26,7 @@ from everdeck.deck.durability import DurabilityMode
 from everdeck.deck.owner import Owner
 from everdeck.errors import DeckClosed, DeckOwned, EverdeckError
 from everdeck.kernel import identity as ids
+from everdeck.model import LogRoom
 from everdeck.verbs import current_caller
 from everdeck.wire import handover
 from everdeck.wire.frames import VERSION, Welcome
@@ -54,6 +55,7 @@ class Membership:
         layers: frozenset[str],
         durability: DurabilityMode,
         people: LocalPeople | None = None,
+        log_room: LogRoom | None = None,
     ) -> None:
         self.state_dir = state_dir
         self.owner: Owner | None = None
@@ -64,6 +66,7 @@ class Membership:
         self._layers = layers
         self._durability: DurabilityMode = durability
         self._people = people
+        self._log_room = log_room
         self._changed = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
         self._closed = False
@@ -202,6 +205,7 @@ class Membership:
             handed_on=handed_on,
             name_owner=not self._join,
             people=self._people,
+            log_room=self._log_room,
         )
 
     def _offered(self, word: str) -> None:

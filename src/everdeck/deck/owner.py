@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from everdeck import __version__
@@ -67,10 +68,12 @@ from everdeck.kernel import identity as ids
 from everdeck.kernel.notify import NotifySocket
 from everdeck.kernel.usage import describe
 from everdeck.logs import keeper as deck_logs
+from everdeck.logs import room as logroom
 from everdeck.model import (
     Event,
     EventKind,
     Layer,
+    LogRoom,
     ProcessInfo,
     State,
     WorkerName,
@@ -117,6 +120,7 @@ class Owner(MessageVerbs):
         deck_id: str,
         listener: socket.socket,
         people: LocalPeople | None = None,
+        log_room: LogRoom | None = None,
     ) -> None:
         self.state_dir = home.state_dir
         self.deck_id = deck_id
@@ -133,7 +137,7 @@ class Owner(MessageVerbs):
         self._healing = Healing(parts, self._ending, self._starting)
         self._recovery = Recovery(parts, self._ending, self._starting, self._healing)
         self._hearing = hearing = Hearing(parts, self._starting, self._healing)
-        parts.logs = deck_logs.LogKeeper(hearing.log_rotated)
+        parts.logs = deck_logs.LogKeeper(hearing.log_rotated, room=log_room, workers_dir=home.workers_dir)
         parts.gatherer = Gatherer(hearing.gathered, parts.loop)
         parts.memory = MemoryWatch(hearing.lacked_memory, parts.loop)
         parts.health = HealthKeeper(
@@ -159,6 +163,7 @@ class Owner(MessageVerbs):
         handed_on: Given | None = None,
         name_owner: bool = True,
         people: LocalPeople | None = None,
+        log_room: LogRoom | None = None,
     ) -> Self:
         """Own the state directory and recover everything in it, or :class:`DeckOwned`; ``people`` may ask it too."""
         ids.require_pidfds()
@@ -175,6 +180,7 @@ class Owner(MessageVerbs):
             crash_point("open.listening")
             registry = Registry.open(home.registry_path, ids.boot_id())
             deck_id = registry.meta("deck_id") or uuid.uuid4().hex[:16]
+            registry.set_meta(logroom.NOTED, msgspec.json.encode(log_room or LogRoom()).decode())
             parts = _open_parts(home, registry, inherited, clock or Clock(), layers, durability, deck_id)
             if people:
                 unixsocket.open_to_others(state_dir, SOCKET)
@@ -183,7 +189,7 @@ class Owner(MessageVerbs):
                 listener.close()
             home.close()
             raise
-        owner = cls(home, parts, deck_id, listener, people)
+        owner = cls(home, parts, deck_id, listener, people, log_room)
         await owner._recover(parts, inherited)
         return owner
 

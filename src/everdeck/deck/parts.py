@@ -107,6 +107,7 @@ class Parts:
             if not self.closing:
                 if not self._owing:
                     _log.warning("what happened to %d workers cannot be recorded yet: %s", len(self._owed), err)
+                    self.logs.make_room()  # if it is the disk that is full, archives of logs go before the registry
                 self._owing = True
                 self._owed_timer = self.loop.call_later(RETRY_SECONDS, self._pay)
             return

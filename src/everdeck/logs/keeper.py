@@ -5,6 +5,9 @@ a watch is armed for one event only, so a writer of a million lines wakes us onc
 size, at times chosen from how fast it grew, until it is silent again; then the watch is armed anew. A silent worker
 costs no wake-up, no timer and no descriptor.
 
+All logs together have a budget and a floor of free space (:mod:`everdeck.logs.room`), which is looked at while logs
+are written and after rotations.
+
 The rotation itself (:mod:`everdeck.logs.files`) runs in one thread beside the loop, and between two rotations that
 thread compresses archives that are ten seconds old, a mebibyte at a time and at a third of a core. It is started by
 the first log that needs it.
@@ -30,10 +33,12 @@ from everdeck.kernel import inotify
 from everdeck.logs import files as logfiles
 from everdeck.logs import ledger as logledger
 from everdeck.logs import reader as logreader
+from everdeck.logs import room as logroom
 from everdeck.logs.files import Method, Rotation
 from everdeck.logs.ledger import BUSY, CURRENT, STDERR
 from everdeck.logs.reader import Follower, Line
-from everdeck.model import Log
+from everdeck.logs.room import Freed
+from everdeck.model import Log, LogRoom
 
 _log: Final = logging.getLogger("everdeck.logs")
 
@@ -43,6 +48,9 @@ _FASTEST_LOOK_SECONDS: Final = 0.002
 _STALLED_LOOK_SECONDS: Final = 10.0  # a rotation failed (disk full): when to try again
 _UNWATCHED_LOOK_SECONDS: Final = 10.0
 _REPORT_SECONDS: Final = 1.0
+_ROOM_SECONDS: Final = 0.25  # between two looks at the free space, while logs are written
+_BUDGET_SECONDS: Final = 10.0  # between two counts of all logs, while some are rotated
+_CUT: Final = Log(max_bytes=1 << 16, keep=0)  # no archive is left to go: of a log that grows this much stays
 _INDEX_SECONDS: Final = 1.0  # between two entries of the time index …
 _INDEX_BYTES: Final = 4096  # … if this much was written; a log that grows more slowly gets an entry
 _INDEX_SLOW_SECONDS: Final = 10.0  # … this often, or the index would be as large as the log
@@ -145,8 +153,14 @@ class LogKeeper:
         clock: Clock | None = None,
         *,
         compress_after_seconds: float = 10.0,
+        room: LogRoom | None = None,
+        workers_dir: Path | None = None,
     ) -> None:
         self._on_rotated = on_rotated
+        self._room = room or LogRoom()
+        self._workers_dir = workers_dir
+        self._room_looked_at = self._counted_at = _NEVER
+        self._making_room = False
         self._clock = clock or Clock()
         self._compress_after_seconds = compress_after_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -172,6 +186,7 @@ class LogKeeper:
             self._say_exhausted(err)
         else:
             self._loop.add_reader(self._inotify, self._hear)
+        self._mind_room(rotated=True)
 
     def watch(self, name: str, log_dir: Path, policy: Log) -> None:
         """Keep the log of ``name`` within ``policy`` from now on; also one written by a worker of an earlier owner."""
@@ -293,6 +308,7 @@ class LogKeeper:
         position = self._position(watched, found.st_size)
         watched.position, watched.looked_at = position, now
         if position != before:
+            self._mind_room()
             self._note(watched, before, position, now, silent_since=looked_at if woken else None)
         ledger = watched.ledger or _NEVER_ROTATED
         waiting = position - ledger.head
@@ -422,14 +438,25 @@ class LogKeeper:
     # -- rotating
 
     def _rotate(self, watched: "_Watched") -> None:
-        if self._hand is None and self._loop is not None:
-            self._hand = _RotatingHand(self._loop, self._clock, self._collect, self._compress_after_seconds)
-        if self._hand is not None:
+        if self._loop is not None:
             watched.in_hand = True
-            self._hand.take(watched)
+            self._the_hand().take(watched)
+
+    def _the_hand(self) -> "_RotatingHand":
+        if self._hand is None:
+            assert self._loop is not None  # noqa: S101 - whoever asks has looked
+
+            def make_room() -> Freed:
+                return Freed() if self._workers_dir is None else logroom.make_room(self._room, self._workers_dir)
+
+            compress_after = self._compress_after_seconds
+            self._hand = _RotatingHand(self._loop, self._clock, self._collect, make_room, compress_after)
+        return self._hand
 
     def _collect(self) -> None:
         """Back in the loop: see what the hand has done."""
+        while self._hand is not None and self._hand.freed:
+            self._room_made(self._hand.freed.popleft())
         while self._hand is not None and self._hand.done:
             self._rotated(*self._hand.done.popleft())
 
@@ -437,7 +464,9 @@ class LogKeeper:
         watched.in_hand = False
         if rotation is not None:
             self._said.discard(f"failed {watched.name}")
-            self._reports.add(watched.name, rotation, self._warning(watched, rotation))
+            self._reports.add(watched.name, rotation, watched.cut or self._warning(watched, rotation))
+            self._mind_room(rotated=True)
+        watched.cut = ""
         if watched.gone:
             return
         first = watched.ledger is None
@@ -458,6 +487,53 @@ class LogKeeper:
             self._look_later(watched, self._now() + _SLOW_LOOK_SECONDS)
             return
         self._look(watched)
+
+    # -- room for all of them
+
+    def make_room(self) -> None:
+        """The disk is full: let the oldest archives go now, whatever was looked at a moment ago."""
+        if self._workers_dir is not None and self._loop is not None and not self._making_room:
+            self._making_room = True
+            self._the_hand().make_room()
+
+    def _mind_room(self, *, rotated: bool = False) -> None:
+        """Look whether the logs together are too large: at the free space often, at their sum after rotations."""
+        if self._workers_dir is None or self._making_room:
+            return
+        now = self._now()
+        if now - self._room_looked_at < _ROOM_SECONDS:
+            return
+        self._room_looked_at = now
+        try:
+            short = logroom.space(self._room, self._workers_dir).short_bytes > 0
+        except OSError:
+            return
+        if self._room.budget_bytes is not None and rotated and now - self._counted_at >= _BUDGET_SECONDS:
+            self._counted_at = now
+            short = True
+        if short:
+            self.make_room()
+
+    def _room_made(self, freed: Freed) -> None:
+        """Back in the loop: tell what went. Where that was not enough the logs that grow are cut, the largest first."""
+        self._making_room = False
+        for name, pruned in freed.pruned.items():
+            told = f"{freed.why}: the oldest archives of all logs were removed"
+            self._report(name, {"archives": [], "bytes": 0, "pruned": pruned[-20:], "warning": told})
+        if freed.pruned:
+            count = sum(len(pruned) for pruned in freed.pruned.values())
+            _log.warning(
+                "%s: the %d oldest archives of the logs of %d workers went", freed.why, count, len(freed.pruned)
+            )
+        short = freed.short_bytes
+        for watched in sorted(self._logs.values(), key=_waiting, reverse=True):
+            if short <= 0 or _waiting(watched) <= 2 * _CUT.max_bytes:
+                break
+            if not watched.in_hand:
+                short -= _waiting(watched)
+                watched.cut = f"{freed.why}, and no archive is left to remove"
+                self._disarm(watched)
+                self._rotate(watched)
 
     def _warning(self, watched: "_Watched", rotation: Rotation) -> str | None:
         if rotation.method is not Method.TRUNCATE:
@@ -487,7 +563,7 @@ class _Watched:
     """One log and when it was last looked at. Small: there may be ten thousand."""
 
     __slots__ = (
-        "gone", "in_hand", "ledger", "log_dir", "look_at", "looked_at",
+        "cut", "gone", "in_hand", "ledger", "log_dir", "look_at", "looked_at",
         "name", "noted_at", "noted_position", "old_at", "policy", "position", "watch",
     )  # fmt: skip
 
@@ -505,6 +581,7 @@ class _Watched:
         self.ledger: logledger.Ledger | None = None
         self.in_hand = False
         self.gone = False
+        self.cut = ""  # why it is made short, while it is
 
     @property
     def current(self) -> str:
@@ -515,6 +592,11 @@ class _Watched:
             return os.stat(self.current)  # noqa: PTH116 - a hot path, and a Path costs more than the call
         except OSError:
             return None
+
+
+def _waiting(watched: _Watched) -> int:
+    """How much of a log is in no archive yet, as of the last look."""
+    return watched.position - (watched.ledger or _NEVER_ROTATED).head
 
 
 class _Reports:
@@ -585,8 +667,12 @@ class _RotatingHand:
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         collect: Callable[[], None],
+        make_room: Callable[[], Freed],
         compress_after_seconds: float,
     ) -> None:
+        self.freed: deque[Freed] = deque()
+        self._make_room = make_room
+        self._room_wanted = False
         self.done: deque[tuple[_Watched, Rotation | None, Exception | None]] = deque()
         self._loop = loop
         self._clock = clock
@@ -606,6 +692,12 @@ class _RotatingHand:
     def take(self, watched: _Watched) -> None:
         with self._change:
             self._due.append(watched)
+            self._change.notify_all()
+
+    def make_room(self) -> None:
+        """Let the oldest archives go, before anything else."""
+        with self._change:
+            self._room_wanted = True
             self._change.notify_all()
 
     def let_go(self, watched: _Watched) -> None:
@@ -631,6 +723,10 @@ class _RotatingHand:
                 self._change.wait_for(self._has_work, self._seconds_to_compression())
                 if self._closing:
                     return
+                room_wanted, self._room_wanted = self._room_wanted, False
+            if room_wanted:
+                self._free()
+            with self._change:
                 self._begin_compression()
                 if not self._due and not self._compressing:
                     continue
@@ -648,10 +744,10 @@ class _RotatingHand:
                 self._at_work_on = None
                 self._change.notify_all()
                 rest_seconds = 2 * (self._loop.time() - began)
-                self._change.wait_for(lambda: self._due or self._closing, rest_seconds)
+                self._change.wait_for(lambda: self._due or self._closing or self._room_wanted, rest_seconds)
 
     def _has_work(self) -> bool:
-        return bool(self._due or self._compressing or self._closing)
+        return bool(self._due or self._compressing or self._closing or self._room_wanted)
 
     def _seconds_to_compression(self) -> float | None:
         """How long to sleep when nothing is due: for ever, unless young archives are waiting."""
@@ -672,11 +768,22 @@ class _RotatingHand:
         if watched.policy.compress and not waits and os.path.exists(f"{watched.log_dir}/{BUSY}"):  # noqa: PTH110 - a str
             self._to_compress[watched] = self._loop.time() + wait_seconds
 
+    def _free(self) -> None:
+        freed = Freed()
+        try:
+            freed = self._make_room()
+        except OSError as err:
+            _log.warning("no room could be made for logs: %s", err)
+        self.freed.append(freed)
+        with contextlib.suppress(RuntimeError):  # as below
+            self._loop.call_soon_threadsafe(self._collect)
+
     def _rotate(self, watched: _Watched) -> None:
         rotation: Rotation | None = None
         error: Exception | None = None
         try:
-            rotation = logfiles.rotate_if_due(Path(watched.log_dir), watched.policy, self._clock.wall())
+            policy = _CUT if watched.cut else watched.policy
+            rotation = logfiles.rotate_if_due(Path(watched.log_dir), policy, self._clock.wall())
             self._compress_later(watched, self._compress_after_seconds)
         except Exception as err:  # noqa: BLE001 - the edge of the thread: one log's trouble must not end all rotation
             error = err

@@ -158,9 +158,10 @@ class _Daemon:
                 loop.add_signal_handler(number, self._leave.set)
         config = self._options.config
         durability = "power" if config is None else config.deck.durability
+        log_room = None if config is None else config.logs
         state_dir, elsewhere = self._options.state_dir, self._options.elsewhere
         if elsewhere is None:
-            deck = AsyncDeck(state_dir, durability=durability, people=self._options.people)
+            deck = AsyncDeck(state_dir, durability=durability, people=self._options.people, log_room=log_room)
         else:
             make_state_dir(state_dir)
             deck = AsyncDeck(elsewhere, home=state_dir)
