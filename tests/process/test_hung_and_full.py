@@ -16,6 +16,7 @@ import pytest
 from everdeck import Deck, Health, Restart, State, Stop
 from everdeck.deck.peek import peek
 from everdeck.errors import SpawnFailed
+from everdeck.kernel import native as native_calls
 from everdeck.kernel.identity import read_stat
 from support.deck_owner import owner
 from support.hung_mount import hung_mount
@@ -211,6 +212,41 @@ def test_a_hung_file_system_fails_its_own_worker_and_freezes_nobody(
             with pytest.raises(SpawnFailed, match=r"does not answer"):
                 stuck.result(timeout=60)
         assert [status.name for status in deck.list()] == ["other"]
+
+
+@pytest.mark.parametrize("native", ["1", "0"], ids=["native", "plain"])
+def test_a_file_system_that_hangs_at_the_exec_freezes_nobody(
+    tmp_path: Path, native: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answered when it was looked at, and not when the program was opened: the start fails, all others go on.
+
+    What comes of it when the file system answers again does not live: nobody asked for it any more.
+    """
+    monkeypatch.setattr("everdeck.deck.reaching.DEADLINE_SECONDS", 1.0)
+    monkeypatch.setenv("EVERDECK_NATIVE", native)
+    native_calls._library.cache_clear()
+    hung = tmp_path / "hung"
+    try:
+        with hung_mount(hung, late=True) as server, Deck(tmp_path / "state") as deck:
+            deck.start("other", FOREVER)
+            with ThreadPoolExecutor(1) as pool:
+                stuck = pool.submit(deck.start, "stuck", [str(hung / "program")], restart=Restart("never"))
+                until(_starting_threads, "somebody is in the exec")
+                assert deck.stop("other").state is State.STOPPED
+                assert deck.start("other").pid
+                with pytest.raises(SpawnFailed, match=r"does not answer"):
+                    stuck.result(timeout=60)
+            assert [status.name for status in deck.list()] == ["other"]
+            server.kill()
+            until(lambda: not _starting_threads(), "the thread came back")
+            assert deck.start("stuck", FOREVER).pid, "its lock is free again"
+            deck.stop_all()
+    finally:
+        native_calls._library.cache_clear()
+
+
+def _starting_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "everdeck-start"]
 
 
 def test_a_check_on_a_hung_file_system_fails_its_own_worker_and_freezes_nobody(

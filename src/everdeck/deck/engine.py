@@ -199,10 +199,12 @@ class Engine:
         lock_fd: int | None,
         *,
         last_end: str | None = None,
+        may_hang: bool = False,
     ) -> Launched:
         """Start it with everything its spec says; leaves nothing behind when it cannot be started.
 
-        ``last_end`` is what the worker is told of how its last process ended.
+        ``last_end`` is what the worker is told of how its last process ended. With ``may_hang`` the call is made in a
+        thread, because the kernel may never answer, and other threads go on meanwhile.
         """
         home = f"{self.workers_dir}/{name}"
         log_dir = Path(home, LOG)
@@ -229,6 +231,7 @@ class Engine:
                     stderr_fd=stderr_fd,
                     keep_fds=keep_fds,
                     birth=birth,
+                    may_hang=may_hang,
                 )
         except BaseException as err:
             logfiles.mark(log_dir, f"not started: {err}", fd=stdout_fd)

@@ -3,6 +3,7 @@
 ``execve`` and ``chdir`` on a hung file system (a dead NFS server, a FUSE program that stopped answering) put whoever
 calls them into an uninterruptible sleep, and a vfork's parent waits with its child. So what a worker runs and where it
 runs is looked at first by a thread that nobody waits for longer than a deadline: the worker fails, all others go on.
+It may also begin to hang between the look and the exec, so the start itself is in such a thread too (:func:`launched`).
 
 What comes from the system's own directories is not asked about: where those hang, nothing helps.
 """
@@ -12,12 +13,13 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
 
 from everdeck.errors import SpawnFailed
 
 DEADLINE_SECONDS = 5.0
+_Started = TypeVar("_Started")
 # Who hangs where: whoever asks about the same paths again is answered at once, so a check that is repeated every few
 # seconds leaves one thread behind in the kernel and not one each time.
 _hanging: Final[dict[tuple[str, ...], threading.Thread]] = {}
@@ -55,6 +57,65 @@ async def reached(paths: Sequence[str], program: str) -> None:
     except TimeoutError:
         _hanging[tuple(paths)] = looking
         raise _no_answer(paths, program) from None
+
+
+async def launched(launch: Callable[[], _Started], undo: Callable[[_Started], None], program: str) -> _Started:
+    """What ``launch`` returns, if it returns in time; what comes too late is undone, when it comes."""
+    start = _Start(launch, undo)
+    # A thread of its own, as above.
+    threading.Thread(target=start.run, name="everdeck-start", daemon=True).start()
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            return await asyncio.shield(start.answer)
+    except BaseException as err:
+        start.give_up()
+        if isinstance(err, TimeoutError):
+            raise _no_answer([program], program) from None
+        raise
+
+
+class _Start(Generic[_Started]):
+    """One start in its thread, and whether somebody still waits for it; all but ``run`` is called in the loop."""
+
+    def __init__(self, launch: Callable[[], _Started], undo: Callable[[_Started], None]) -> None:
+        self._launch = launch
+        self._undo = undo
+        self._loop = asyncio.get_running_loop()
+        self._given_up = False
+        self.answer: asyncio.Future[_Started] = self._loop.create_future()
+
+    def run(self) -> None:
+        """In the thread: it may take for ever."""
+        try:
+            started = self._launch()
+        except BaseException as err:  # noqa: BLE001 - it is the caller's
+            self._tell(self._failed, err)
+        else:
+            if not self._tell(self._came, started):
+                self._undo(started)
+
+    def give_up(self) -> None:
+        """Nobody waits any more."""
+        self._given_up = True
+        if self.answer.done() and not self.answer.cancelled() and self.answer.exception() is None:
+            self._undo(self.answer.result())  # it came in the very moment in which we gave up
+
+    def _tell(self, what: Callable[[Any], None], value: object) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(what, value)
+        except RuntimeError:  # the loop is closed, and with it whoever waited
+            return False
+        return True
+
+    def _came(self, started: _Started) -> None:
+        if self._given_up:
+            self._undo(started)
+        else:
+            self.answer.set_result(started)
+
+    def _failed(self, error: BaseException) -> None:
+        if not self._given_up:
+            self.answer.set_exception(error)
 
 
 def _no_answer(paths: Sequence[str], program: str) -> SpawnFailed:

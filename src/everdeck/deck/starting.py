@@ -9,8 +9,9 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -191,7 +192,8 @@ class Starting:
         """The lock, then the process; the record comes with those of the others."""
         parts, worker, spec = self._parts, order.worker, order.spec
         intent = worker.record
-        if spec.command and (paths := reaching.to_ask_about(spec.command, spec.cwd)):
+        paths = reaching.to_ask_about(spec.command, spec.cwd) if spec.command else []
+        if paths:
             await reaching.reached(paths, spec.command[0])
         if spec.secrets or order.before.spec.secrets:
             # Only now: until the intent was recorded, a crash would have started the old spec with the old secrets.
@@ -212,12 +214,23 @@ class Starting:
                 # Before it runs: a guardian that knows the cookie ends it though we die before we know its pid.
                 self.bind(worker, spec)
                 crash_point("start.guarded")
-            order.launched = parts.engine.launch(
-                intent.name, spec, intent.cookie, intent.port, lock_fd, last_end=_last_end(worker, order.before)
+            launch = partial(
+                parts.engine.launch,
+                *(intent.name, spec, intent.cookie, intent.port, lock_fd),
+                last_end=_last_end(worker, order.before),
+                may_hang=bool(paths),
             )
+            if paths:
+                carried, lock_fd = lock_fd, -1  # the thread's, which may need it longer than we wait
+                order.launched = await reaching.launched(
+                    partial(_with_lock, launch, carried), _undo_launched, spec.command[0]
+                )
+            else:
+                order.launched = launch()
         finally:
             # From here on only the worker's tree carries the lock.
-            os.close(lock_fd)
+            if lock_fd >= 0:
+                os.close(lock_fd)
         crash_point("start.spawned")
 
     def _record(self, launched: Sequence[Launch]) -> None:
@@ -468,6 +481,24 @@ class Starting:
         known = any(one.record.identity == identity for one in self._parts.workers.values() if one.has_process)
         if known or pid in {os.getpid(), 1}:
             raise SpecError("pid", pid, "a process that is neither ours nor a worker of this deck already")
+
+
+def _with_lock(launch: Callable[[], Launched], lock_fd: int) -> Launched:
+    """Launch, and leave the lock to the worker's tree."""
+    try:
+        return launch()
+    finally:
+        os.close(lock_fd)
+
+
+def _undo_launched(launched: Launched) -> None:
+    """It runs, and nobody waits for it any more: end it before it does anything. It may be called in a thread."""
+    ids.send_signal(launched.pidfd, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PIDFD, launched.pidfd, os.WEXITED)
+    os.close(launched.pidfd)
+    if launched.lifeline is not None:
+        launched.lifeline.close()
 
 
 def _refuse_broken(order: Launch) -> None:

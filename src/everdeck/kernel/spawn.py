@@ -107,8 +107,12 @@ def spawn(
     stderr_fd: int,
     keep_fds: Sequence[int] = (),
     birth: Birth = _PLAIN,
+    may_hang: bool = False,
 ) -> Child:
     """Start ``command`` in a new session; return when its program has been exec'ed.
+
+    With ``may_hang`` (a program on somebody else's file system) other threads go on while the kernel does not answer:
+    ``Popen`` would hold the interpreter's lock until the exec is over.
 
     The child has 0, 1, 2 and ``keep_fds`` open and nothing else. When the program cannot be executed,
     :class:`SpawnFailed` names it and the errno, and no process is left behind. A cgroup that refuses the process is an
@@ -124,7 +128,7 @@ def spawn(
     except native.Refused as err:
         if err.step != "clone" or err.number not in _NO_CLONE3:
             raise _as_error(err, command[0], cwd) from err
-    if birth.is_plain and not _signals_need_undoing():
+    if birth.is_plain and not may_hang and not _signals_need_undoing():
         try:
             with _soft_limit(birth.open_files_soft):
                 return _held(_popen(command, env, cwd, stdio, keep_fds, birth.umask))
