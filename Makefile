@@ -38,11 +38,17 @@ bench: ## Everdeck beside its peers and the bare kernel; writes docs/benchmarks.
 	@scripts/setup bench $(BENCH_PROGRAMS)
 	@$(BIN)/python -m bench $(ARGS)
 
+# Tests that switch nodes and servers off run alone; the others wait for pods most of the time, so four at once do.
+HARMED := $(addprefix tests/kubernetes/test_, never_two_copies.py satellites.py many.py)
+UNHARMED := $(filter-out $(HARMED), $(wildcard tests/kubernetes/test_*.py)) tests/contract
+
 test-kubernetes: ## the tests on a real cluster, made here from Debian packages (root; 25 minutes, 8 with its cache)
 	@scripts/setup test
 	@scripts/cluster up
 	@scripts/cluster everdeck
-	@status=0; scripts/cluster run $(BIN)/python -m pytest tests/kubernetes $(ARGS) || status=$$?; \
+	@status=0; \
+	  scripts/cluster run $(BIN)/python -m pytest -n 4 $(UNHARMED) -k "kubernetes or cluster" $(ARGS) || status=$$?; \
+	  scripts/cluster run $(BIN)/python -m pytest -n 0 -s $(HARMED) $(ARGS) || status=$$?; \
 	  scripts/cluster down; exit $$status
 
 test-machine: ## systemd, cgroups, kernel 6.1 and power cuts in a virtual machine made here (root; ARGS=SUITE for one)

@@ -12,6 +12,7 @@ import pytest
 
 from everdeck import AsyncDeck
 from everdeck.verbs import Verbs
+from support.cluster_machines import IN_THE_NETWORK, Cluster, fresh_namespace
 from support.repo_processes import end_all_under
 from support.web_served import served_at
 
@@ -51,13 +52,31 @@ async def as_remote(state: Path) -> AsyncIterator[Verbs]:
             yield deck
 
 
+@contextlib.asynccontextmanager
+async def as_cluster(_state: Path) -> AsyncIterator[Verbs]:
+    """A namespace of a real cluster is the deck."""
+    with fresh_namespace(Cluster()) as name:
+        async with AsyncDeck(f"kubernetes:{name}") as deck:
+            assert (await deck.abilities()).kind == "cluster"
+            yield deck
+
+
 OpenDeck = Callable[[Path], AbstractAsyncContextManager[Verbs]]
 DECKS: dict[str, OpenDeck] = {"owner": as_owner, "member": as_member, "remote": as_remote}
+if IN_THE_NETWORK:  # `make test-kubernetes`
+    DECKS["cluster"] = as_cluster
+ONE_BOX_ONLY = {
+    "test_adopt_takes_over_a_stranger": "a cluster takes over no process of this machine",
+    "test_adopting_nobody": "a cluster takes over no process of this machine",
+    "test_a_lock_that_somebody_else_holds": "the lock of a worker on a cluster is its Lease",
+}
 
 
 @pytest.fixture(params=list(DECKS))
 def opened(request: pytest.FixtureRequest) -> OpenDeck:
     """How to open the deck under test at a state directory."""
+    if request.param == "cluster" and request.node.originalname in ONE_BOX_ONLY:
+        pytest.skip(ONE_BOX_ONLY[request.node.originalname])
     return DECKS[request.param]
 
 
@@ -74,7 +93,7 @@ def on_deck(opened: OpenDeck, state: Path) -> Callable[[Callable[[Verbs], object
 
     def run(scenario: Callable[[Verbs], object]) -> None:
         async def whole() -> None:
-            async with opened(state) as deck, asyncio.timeout(90):
+            async with opened(state) as deck, asyncio.timeout(90 if opened is not as_cluster else 900):
                 await scenario(deck)  # type: ignore[misc]
 
         asyncio.run(whole())

@@ -7,6 +7,7 @@ import pytest
 
 from everdeck import Satellite, SpecError, UnknownWorker, Verbs
 from everdeck.testing.telegram import TelegramServer
+from support.cluster_machines import SERVER_ADDRESS
 from support.waiting import eventually
 
 OnDeck = Callable[[Callable[[Verbs], object]], None]
@@ -15,7 +16,7 @@ OnDeck = Callable[[Callable[[Verbs], object]], None]
 @pytest.fixture
 def bot() -> Iterator[TelegramServer]:
     """A Bot API server of its own."""
-    with TelegramServer() as server:
+    with TelegramServer(host=SERVER_ADDRESS) as server:
         yield server
 
 

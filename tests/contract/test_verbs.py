@@ -5,7 +5,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from datetime import datetime
 
@@ -38,6 +37,11 @@ async def until(fact: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
+async def is_here(deck: Verbs) -> bool:
+    """Are the workers' pids those of this machine?"""
+    return (await deck.abilities()).kind != "cluster"
+
+
 def test_start_answers_with_the_status_of_the_running_worker(on_deck: OnDeck) -> None:
     """The program was executed, the fields arrived, and the same spec again starts nothing."""
 
@@ -54,7 +58,8 @@ def test_start_answers_with_the_status_of_the_running_worker(on_deck: OnDeck) ->
         assert isinstance(status, WorkerStatus)
         assert (status.name, status.state, status.labels) == ("alice", State.RUNNING, {"plan": "free"})
         assert status.pid is not None
-        assert command_line(status.pid) == "sleep 1000"
+        if await is_here(deck):
+            assert command_line(status.pid) == "sleep 1000"
         assert (await deck.start("alice", FOREVER, **fields)).pid == status.pid
         spec = await deck.spec("alice")
         assert spec == WorkerSpec.of(FOREVER, **fields).without_secret_values()
@@ -139,7 +144,8 @@ def test_stop_proves_the_whole_tree_gone(on_deck: OnDeck) -> None:
         status = await deck.stop("family")
         assert (status.state, status.pid) == (State.STOPPED, None)
         assert await deck.tree("family") == []
-        assert not [pid for pid in pids if command_line(pid).startswith("sleep")]
+        if await is_here(deck):
+            assert not [pid for pid in pids if command_line(pid).startswith("sleep")]
 
     on_deck(scenario)
 
@@ -205,8 +211,7 @@ def test_logs_are_read_and_followed(on_deck: OnDeck) -> None:
     """The last lines, those that match, and then each new one as it is written."""
 
     async def scenario(deck: Verbs) -> None:
-        code = "import sys\nfor line in sys.stdin: pass"
-        script = f"for n in 1 2 3; do echo line $n; done; exec {sys.executable} -c '{code}'"
+        script = "for n in 1 2 3; do echo line $n; done; exec sleep 1000"
         await deck.start("talker", ["sh", "-c", script])
 
         async def said() -> bool:
@@ -301,7 +306,8 @@ def test_abilities_and_members(on_deck: OnDeck) -> None:
         assert isinstance(abilities, Abilities)
         assert abilities.can("start")
         members = await deck.members()
-        assert [member.owner for member in members] == [True] + [False] * (len(members) - 1)
+        owners = [True] if abilities.kind != "cluster" else []  # a cluster's deck is nobody's
+        assert [member.owner for member in members] == owners + [False] * (len(members) - len(owners))
         if abilities.kind in {"owner", "member"}:
             assert os.getpid() in {member.pid for member in members}
 
@@ -340,8 +346,9 @@ def test_many_verbs_at_once_each_get_their_own_answer(on_deck: OnDeck) -> None:
         assert [status.name for status in statuses] == [f"w{number}" for number in range(40)]
         told = await asyncio.gather(*(deck.status(f"w{number}") for number in range(40)))
         assert [(one.name, one.pid) for one in told] == [(one.name, one.pid) for one in statuses]
-        assert len({one.pid for one in told}) == 40
-        os.kill(told[0].pid or 0, signal.SIGKILL)
+        if await is_here(deck):
+            assert len({one.pid for one in told}) == 40
+            os.kill(told[0].pid or 0, signal.SIGKILL)
         await deck.stop_all()
 
     on_deck(scenario)

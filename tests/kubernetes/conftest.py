@@ -1,14 +1,12 @@
 """A real cluster: made by ``make test-kubernetes``, which runs these tests inside of its network."""
 
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from everdeck import Deck
-from support.cluster_machines import IMAGE, RUN, Cluster, Operator
+from support.cluster_machines import IN_THE_NETWORK, Cluster, Operator, fresh_namespace
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -17,7 +15,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent not in item.path.parents:
             continue
         item.add_marker(pytest.mark.timeout(1800))
-        if os.environ.get("KUBECONFIG") != str(RUN / "kubeconfig"):
+        if not IN_THE_NETWORK:
             item.add_marker(pytest.mark.skip(reason="needs the cluster of `make test-kubernetes`"))
 
 
@@ -31,13 +29,9 @@ def cluster() -> Cluster:
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace of its own, gone afterwards; and a cluster in which all is well before and after."""
     cluster.all_is_well()
-    name = f"t{time.monotonic_ns()}"
-    cluster.do("kubectl", "create", "namespace", name)
-    settings = [f"--from-literal=image={IMAGE}", "--from-literal=image_pull_policy=Never"]
-    cluster.do("kubectl", "create", "configmap", "everdeck", "-n", name, *settings)
-    yield name
-    cluster.all_is_well()
-    cluster.do("kubectl", "delete", "namespace", name, "--wait=false")
+    with fresh_namespace(cluster) as name:
+        yield name
+        cluster.all_is_well()
 
 
 @pytest.fixture

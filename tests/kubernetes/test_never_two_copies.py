@@ -139,6 +139,40 @@ def test_a_fence_is_stopped_and_continued(cluster: Cluster, namespace: str, beat
     assert not overlaps(_settled(beats))
 
 
+_FAKED = {
+    "LD_PRELOAD": "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
+    "FAKETIME_TIMESTAMP_FILE": "/everdeck/clock",
+    "FAKETIME_NO_CACHE": "1",
+    "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+}
+
+
+def test_the_clock_of_a_node_is_stepped(cluster: Cluster, namespace: str, deck: Deck) -> None:
+    """An hour forward, two back: the fence counts with a clock that nobody steps, and the program goes on."""
+    assert deck.start("alice", COMMAND).state == "running"
+    volume = cluster.volume(namespace, "alice")
+    clock = volume / "clock"
+    clock.write_text("+0")
+    environment = [f"{name}={value}" for name, value in _FAKED.items()]
+    cluster.do("kubectl", "set", "env", "statefulset/alice", "-n", namespace, *environment)
+    deck.restart("alice")
+    beats = Beats(beats_file(volume, "alice"))
+    lives = beats.lives
+
+    def renewed() -> str:
+        return cluster.get("lease", "alice", "-n", namespace)["spec"]["renewTime"][:13]
+
+    at_first = renewed()
+    clock.write_text("+7200")
+    until(lambda: renewed() > at_first, "the node's clock is ahead")
+    _settled(beats)
+    clock.write_text("-7200")
+    until(lambda: renewed() < at_first, "the node's clock is behind")
+
+    assert not overlaps(_settled(beats))
+    assert beats.lives == lives, "the program was ended by a step of the clock"
+
+
 def _fence_of(namespace: str) -> int:
     """The fence's pid on this machine: the first process of alice's container in this namespace."""
     for entry in Path("/proc").iterdir():

@@ -7,7 +7,7 @@ from itertools import groupby
 from everdeck import Deck, Satellite, Secret
 from everdeck.errors import ClientError
 from everdeck.testing.telegram import TelegramServer
-from support.cluster_machines import HUB_ADDRESS, Cluster, Operator, until
+from support.cluster_machines import SERVER_ADDRESS, Cluster, Operator, until
 
 UPDATES = 300
 
@@ -33,7 +33,7 @@ class _Program:
 
 def test_no_update_is_lost_when_a_node_dies(deck: Deck, cluster: Cluster, namespace: str, operator: Operator) -> None:
     """300 updates before, during and after a power cut: all handled, all answered, by one poller at a time."""
-    with TelegramServer(host=HUB_ADDRESS) as bot:
+    with TelegramServer(host=SERVER_ADDRESS) as bot:
         deck.start("tg", Satellite.telegram(Secret(bot.token), base_url=bot.url, first_run="take"))
         program = _Program(deck)
         for number in range(100):

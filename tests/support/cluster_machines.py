@@ -1,18 +1,21 @@
 """The machines of ``scripts/cluster``: switched off and on, cut off and joined again; and an operator to watch them."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = Path(os.environ.get("EVERDECK_CLUSTER_DIR") or "/var/tmp/everdeck-cluster")
 IMAGE = "localhost/everdeck:1"
-HUB_ADDRESS = "10.77.0.1"
-"""Where pods reach a server of these tests."""
+IN_THE_NETWORK = os.environ.get("KUBECONFIG") == str(RUN / "kubeconfig")
+"""Do we run inside of the cluster's network, as `make test-kubernetes` does?"""
+SERVER_ADDRESS = "10.77.0.1" if IN_THE_NETWORK else "127.0.0.1"
+"""Where workers reach a server of the tests, in pods too."""
 NODES = ("n1", "n2")
 CONTROL = ("etcd", "apiserver", "controllers", "scheduler", "provisioner")
 
@@ -33,6 +36,10 @@ class Cluster:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, f"{words}: {done.stderr}"
         return done.stdout
+
+    def harmed(self) -> None:
+        """Somebody else is about to switch something off."""
+        self._harmed = True
 
     def get(self, *words: str) -> dict:
         """An object as kubectl shows it."""
@@ -69,6 +76,17 @@ class Cluster:
                 self.do("power-on", node)
         self.do("up")
         self._harmed = False
+
+
+@contextlib.contextmanager
+def fresh_namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace of its own, gone afterwards."""
+    name = f"t{time.monotonic_ns()}"
+    cluster.do("kubectl", "create", "namespace", name)
+    settings = [f"--from-literal=image={IMAGE}", "--from-literal=image_pull_policy=Never"]
+    cluster.do("kubectl", "create", "configmap", "everdeck", "-n", name, *settings)
+    yield name
+    cluster.do("kubectl", "delete", "namespace", name, "--wait=false")
 
 
 class Operator:

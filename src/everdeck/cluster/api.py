@@ -107,7 +107,9 @@ class Api:
     async def all(self, kind: str, labels: str = "") -> tuple[list[Manifest], str]:
         """All objects of a kind, and the version from which a watch goes on."""
         answer = await self.ask("GET", self.path(kind), query={"labelSelector": labels} if labels else None)
-        return answer["items"], answer["metadata"]["resourceVersion"]
+        # The server says once for all of them what each is; alone, as from a watch, each says so itself.
+        own = {"kind": kind, "apiVersion": answer["apiVersion"]}
+        return [{**own, **item} for item in answer["items"]], answer["metadata"]["resourceVersion"]
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Make it; :class:`Conflict` if it is there."""

@@ -72,7 +72,6 @@ class Operator:
                     await self._lead(taken)
                     _log.warning("not leading any more")
                     watch = None
-                    continue
             await asyncio.sleep(_AGAIN_SECONDS)  # noqa: TID251 - whoever leads says nothing to us while all is well
 
     async def _lead(self, lease: Manifest) -> None:
@@ -92,7 +91,9 @@ class Operator:
         finally:
             self.leads = False
             work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            (ended,) = await asyncio.gather(work, return_exceptions=True)
+            if isinstance(ended, Exception):  # the edge: whoever leads next, and that may be us, tries again
+                _log.error("the work of the leader failed", exc_info=ended)
 
     async def _own_lease(self) -> Manifest:
         found = await self._api.find("Lease", LEASE)

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import secrets
 import shutil
 import struct
 import sys
@@ -17,9 +18,12 @@ import tarfile
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
+import msgspec
+
 from everdeck.cluster.pod import STATE
-from everdeck.model import worker_name
-from everdeck.statedir import StateDir
+from everdeck.deck import notes
+from everdeck.model import Cookie, WorkerSpec, worker_name
+from everdeck.statedir import StateDir, WorkerDir
 
 LENGTH: Final = struct.Struct(">I")
 PARTS: Final = ("data", "log")
@@ -78,10 +82,19 @@ def unpack(archive: Blocks, folder: Path) -> None:
         pass
 
 
+def leave_note(place: WorkerDir) -> None:
+    """The pod's deck begins without a registry: a lock and a note tell it that these files are a worker's to keep."""
+    place.lock.touch(mode=0o600)
+    spec = msgspec.json.encode(WorkerSpec.of(("true",)))
+    notes.write(str(place.path), Cookie(secrets.token_hex(16)), spec)
+
+
 def main(arguments: list[str]) -> int:
     """Read, unpack, answer."""
     archive = Blocks(sys.stdin.buffer)
-    unpack(archive, StateDir(STATE).worker(worker_name(arguments[0])).path)
+    place = StateDir(STATE).worker(worker_name(arguments[0]))
+    unpack(archive, place.path)
+    leave_note(place)
     os.sync()
     sys.stdout.write(json.dumps({"digest": archive.digest.hexdigest(), "size": archive.size}) + "\n")
     sys.stdout.flush()
