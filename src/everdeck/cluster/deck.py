@@ -149,6 +149,7 @@ class ClusterDeck:
         if self._closed:
             return
         self._closed = True
+        await self._post.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -577,19 +578,17 @@ class ClusterDeck:
         """Everything about one worker; its processes and its crashes as the deck in its pod sees them."""
         key = worker_name(name)
         status, spec, layers = await self.status(key), await self.spec(key), await self.layers(key)
-        if not self.known(key).lives:
-            return Inspection(status, spec, layers, [], [])
-        async with line_into(self._api, pod_name(key)) as line:
-            inside = await line.ask(ask.Inspect(key))
-        return Inspection(status, spec, layers, inside.tree, inside.crash_times)
+        if self.known(key).lives:
+            with contextlib.suppress(ClientError):  # its pod is on its way out: then it has no processes to show
+                async with line_into(self._api, pod_name(key)) as line:
+                    inside = await line.ask(ask.Inspect(key))
+                return Inspection(status, spec, layers, inside.tree, inside.crash_times)
+        return Inspection(status, spec, layers, [], [])
 
     async def tree(self, name: Name) -> builtins.list[ProcessInfo]:
         """Its processes with the pids that they have in the pod."""
         key = worker_name(name)
-        if not self.known(key).lives:
-            return []
-        async with line_into(self._api, pod_name(key)) as line:
-            return await line.ask(ask.Tree(key))
+        return (await self.inspect(key)).tree
 
     async def layers(self, name: Name) -> builtins.list[Layer]:
         """The same four layers, by the cluster's means."""
@@ -623,8 +622,9 @@ class ClusterDeck:
         """From the log on its volume, archives included: read by the deck in its pod, or by one that only reads."""
         key = worker_name(name)
         if self.known(key).lives:
-            async with line_into(self._api, pod_name(key)) as line:
-                return await line.ask(ask.Logs(key, lines, since=since, until=until, grep=grep))
+            with contextlib.suppress(ClientError):  # its pod is on its way out: what it wrote is on its volume
+                async with line_into(self._api, pod_name(key)) as line:
+                    return await line.ask(ask.Logs(key, lines, since=since, until=until, grep=grep))
         async with self._pod_with_volume(volume_pod(key, self.known(key).spec, self.settings)) as pod:
             wish = msgspec.json.encode(Wish(key, lines, since, until, grep)).decode()
             said = await output_of(self._api, pod, (*READ, wish))

@@ -7,6 +7,7 @@ them out again: what was not finished comes again, what was finished does not.
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Final, Protocol
@@ -53,10 +54,18 @@ class Post:
 
     def __init__(self, deck: Namespace) -> None:
         self._deck = deck
+        self._streams: weakref.WeakSet[ClusterMessages] = weakref.WeakSet()
+
+    async def close(self) -> None:
+        """End every stream: what was not finished goes back to its inbox."""
+        for stream in list(self._streams):
+            await stream.end()
 
     def messages(self, name: Name | None, run: Callable[[Any], Any] | None) -> "ClusterMessages":
         """What comes in by a satellite, or by all of them."""
-        return ClusterMessages(self._deck, None if name is None else worker_name(name), run)
+        stream = ClusterMessages(self._deck, None if name is None else worker_name(name), run)
+        self._streams.add(stream)
+        return stream
 
     async def send(self, name: Name, message: Outgoing) -> int:
         """It is on the satellite's volume when this returns."""
@@ -127,7 +136,8 @@ class ClusterMessages(MessageStream):
             while True:
                 await asyncio.wait({getting, self._tending}, return_when=asyncio.FIRST_COMPLETED)
                 if not getting.done():
-                    self._tending.result()
+                    if not self._tending.cancelled():
+                        self._tending.result()
                     raise DeckClosed("the messages are closed")
                 line, handed = getting.result()
                 if not line.over:  # else it went back to the inbox with its desk, and comes again
@@ -169,7 +179,8 @@ class ClusterMessages(MessageStream):
                         line.lost()
             await asyncio.sleep(_AGAIN_SECONDS)  # noqa: TID251 - a pod that is on its way out tells nobody when
 
-    async def _close(self) -> None:
+    async def end(self) -> None:
+        """Take nothing more; in the deck's own loop."""
         tasks = [*self._reading.values(), *([self._tending] if self._tending else [])]
         for task in tasks:
             task.cancel()
@@ -178,12 +189,12 @@ class ClusterMessages(MessageStream):
 
     async def aclose(self) -> None:
         """Take nothing more; what was not finished is handed back."""
-        await (self._close() if self._run is None else asyncio.to_thread(self._run, self._close()))
+        await (self.end() if self._run is None else asyncio.to_thread(self._run, self.end()))
 
     def close(self) -> None:
         """The same for programs without an event loop."""
         if self._run is not None:
-            self._run(self._close())
+            self._run(self.end())
 
 
 class _Line:
