@@ -117,6 +117,17 @@ def outgoing(
     )
 
 
+def channel_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a message whose words came over a wire: none of them may be a field of the message.
+
+    Above all not ``attachments``: the satellite would read any file that it can read, on a stranger's word.
+    """
+    for name in ("to", "text", "subject", "attachments", "answers"):
+        if name in options:
+            raise SpecError(f"options.{name}", options[name], "options of the channel only, such as parse_mode or html")
+    return dict(options)
+
+
 class Hold(Protocol):
     """Who handles a message, and how its end is told. Every method is called at most once, but for ``reply``."""
 

@@ -10,6 +10,9 @@ import httpx
 import pytest
 
 from everdeck import AsyncDeck, Deck, MessageLost, Satellite
+from everdeck.access import Grant, Role
+from everdeck.errors import AccessDenied
+from everdeck.guarded import Guarded
 from everdeck.testing.telegram import TelegramServer
 from support.sat_waiting import until
 from support.web_served import Served, served_at
@@ -64,6 +67,12 @@ def test_any_language_can_read_ack_reply_and_send(state: Path, bot: TelegramServ
                 assert (await client.get(f"/api/v1/messages/{claim}/attachments/1")).status_code == 409
                 assert (await client.post(f"/api/v1/messages/{claim}/reply", json={"text": "one"})).status_code == 200
                 assert answers(bot) == []
+                file = {"text": "x", "options": {"attachments": ["/etc/hostname"]}}
+                for path, body in (("ack", {"replies": [file]}), ("reply", file)):
+                    refused = await client.post(f"/api/v1/messages/{claim}/{path}", json=body)
+                    assert (refused.status_code, refused.json()["field"]) == (422, "options.attachments")
+                refused = await client.post("/api/v1/workers/bob/send", json={"to": 9, **file})
+                assert refused.status_code == 422
                 done = await client.post(f"/api/v1/messages/{claim}/ack", json={"replies": [{"text": "two"}]})
                 assert done.json() == {"done": True}
             sent = await client.post("/api/v1/workers/bob/send", json={"to": 9, "text": "three"})
@@ -100,6 +109,22 @@ def test_a_claim_that_was_lost_says_so(state: Path, bot: TelegramServer, run: Ru
 
     with served_at(state) as daemon:
         run(lambda: scenario(daemon))
+
+
+def test_files_are_sent_for_admins_only(state: Path, run: Run) -> None:
+    """A satellite reads them with its own rights, so whoever may only operate would read what they cannot."""
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            await deck.start("out", Satellite.smtp("127.0.0.1", port=9, tls="off", sender="bob@example.org"))
+            operator, admin = (Guarded(deck, Grant("somebody", role)) for role in (Role.OPERATE, Role.ADMIN))
+            words = {"to": "alice@example.org", "text": "look"}
+            assert await operator.send("out", **words) == 1
+            with pytest.raises(AccessDenied):
+                await operator.send("out", **words, attachments=["/etc/hostname"])
+            assert await admin.send("out", **words, attachments=["/etc/hostname"]) == 2
+
+    run(scenario)
 
 
 def _refuse(text: str) -> None:

@@ -1,5 +1,6 @@
 """Where messages go: a URL that is signed, retried and believed; and story 1, with exactly one poller per token."""
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -27,7 +28,7 @@ class Receiver:
     """A real HTTP server that answers as it is told and remembers what it got."""
 
     def __init__(self) -> None:
-        self.answers: list[web.Response] = []
+        self.answers: list[web.Response | bytes] = []  # bytes come in pieces
         self.got: list[tuple[dict[str, str], bytes]] = []
         self.url = ""
 
@@ -47,9 +48,17 @@ class Receiver:
         finally:
             await runner.cleanup()
 
-    async def _post(self, request: web.Request) -> web.Response:
+    async def _post(self, request: web.Request) -> web.StreamResponse:
         self.got.append((dict(request.headers), await request.read()))
-        return self.answers.pop(0) if self.answers else web.json_response({"reply": "thanks"})
+        answer = self.answers.pop(0) if self.answers else web.json_response({"reply": "thanks"})
+        if not isinstance(answer, bytes):
+            return answer
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        for start in range(0, len(answer), 10_000):
+            await stream.write(answer[start : start + 10_000])
+            await asyncio.sleep(0)
+        return stream
 
 
 def spec_of(bot: TelegramServer, to: str, **fields: Any) -> Any:
@@ -65,6 +74,7 @@ def answers(bot: TelegramServer) -> list[str]:
 def test_a_post_is_signed_retried_and_its_answer_may_reply(state: Path, bot: TelegramServer, run: Run) -> None:
     """500, a redirect and a Retry-After are tried again with the same Idempotency-Key; 2xx finishes it."""
     bot.say("hello", chat_id=4)
+    with_file = {"text": "two", "attachments": ["/etc/hostname"]}
 
     async def scenario() -> None:
         async with Receiver().listening() as receiver, AsyncDeck(state) as deck:
@@ -72,7 +82,7 @@ def test_a_post_is_signed_retried_and_its_answer_may_reply(state: Path, bot: Tel
                 web.Response(status=500),
                 web.Response(status=302, headers={"location": "/elsewhere"}),
                 web.Response(status=503, headers={"retry-after": "1"}),
-                web.json_response({"replies": ["one", {"text": "two"}]}),
+                json.dumps({"replies": ["one", with_file], "more": "x" * 300_000}).encode(),
             ]
             await deck.start("bob", spec_of(bot, receiver.url, secrets={"TO_SECRET": "key"}))
             await until(lambda: answers(bot) == ["one", "two"], "both replies")
@@ -82,6 +92,7 @@ def test_a_post_is_signed_retried_and_its_answer_may_reply(state: Path, bot: Tel
                 expected = signature(b"key", headers["webhook-id"], headers["webhook-timestamp"], body)
                 assert headers["webhook-signature"] == expected
                 assert json.loads(body)["text"] == "hello"
+            assert not bot.calls("sendDocument"), "a receiver has no say over files here"
             await until_async(lambda: _counts(deck, done=1))
 
     run(scenario)

@@ -207,7 +207,7 @@ def test_files_are_fetched_before_their_message_and_sent_with_a_reply(
 
 
 def test_old_files_go_but_not_those_of_messages_that_wait(state: Path, bot: TelegramServer, run: Run) -> None:
-    """A month after its message was done a file is let go; a message that nobody has handled keeps its own."""
+    """A file that is a month old goes when its message is done; a message that nobody has handled keeps its own."""
     bot.send_file("done.txt", b"1", chat_id=1)
     bot.send_file("waiting.txt", b"2", chat_id=2)
 

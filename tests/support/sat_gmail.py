@@ -5,6 +5,7 @@ own (NOTIFY_DELAY_MSECS in index-mailbox-check.c). So this is ``hoodiecrow-imap`
 environment at first use.
 """
 
+import fcntl
 import json
 import shutil
 import subprocess
@@ -24,16 +25,24 @@ DRIVER = Path(__file__).with_suffix(".js")
 
 def modules() -> Path:
     """Where the package is; skips the test if it cannot be had."""
+    if shutil.which("node") is None:
+        pytest.skip("needs node for an IMAP server with X-GM-MSGID (make setup installs it)")
+    PLACE.mkdir(parents=True, exist_ok=True)
     found = PLACE / "node_modules"
-    if not (found / "hoodiecrow-imap").is_dir():
-        if shutil.which("node") is None or shutil.which("npm") is None:
-            pytest.skip("needs node and npm for an IMAP server with X-GM-MSGID")
-        words = ["npm", "install", "--no-audit", "--no-fund", "--silent", "--omit=optional", "--prefix", PLACE, PACKAGE]
-        PLACE.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
-        if done.returncode != 0:
-            pytest.skip(f"npm cannot install {PACKAGE}: {done.stderr[-200:]}")
+    with (PLACE / ".lock").open("w") as lock:  # tests run side by side
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (found / "hoodiecrow-imap" / "package.json").exists():
+            _install()
     return found
+
+
+def _install() -> None:
+    if shutil.which("npm") is None:
+        pytest.skip(f"needs npm to install {PACKAGE}, an IMAP server with X-GM-MSGID")
+    words = ["npm", "install", "--no-audit", "--no-fund", "--silent", "--omit=optional", "--prefix", PLACE, PACKAGE]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
+    if done.returncode != 0:
+        pytest.skip(f"npm cannot install {PACKAGE}: {done.stderr[-200:]}")
 
 
 class GmailLike:

@@ -106,7 +106,7 @@ class Kind(Generic[OptionsT]):
     tells_finished: bool = False
     """Whether :meth:`finished` is to be told of every message that is done."""
     files: str = ""
-    """The directory below ``data/`` for what comes with messages; a month after its message was done it is let go."""
+    """The directory below ``data/`` for what comes with messages; a month later it goes, if its message is done."""
 
     def __init__(self, options: OptionsT, context: Context) -> None:
         self.options = options

@@ -126,7 +126,8 @@ class BotClient:
                 raise Later(wait)
             try:
                 if kind == "text":
-                    await self.call("sendMessage", chat_id=chat, text=part, **outgoing.options)
+                    said = {**outgoing.options, "chat_id": chat, "text": part}
+                    await self._post("sendMessage", {"json": said}, CALL_SECONDS)
                 else:
                     await self.upload("sendDocument", "document", part, chat_id=chat)
             except BotApiError as err:

@@ -20,7 +20,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -34,12 +34,12 @@ from everdeck.feed.dispatcher import Dispatcher, Item
 from everdeck.feed.inbox import Stream
 from everdeck.feed.outbox import Outbox
 from everdeck.feed.policy import FeedPolicy, Retry
-from everdeck.messages import Message, Outgoing, decoded_incoming, encoded, plain
+from everdeck.messages import Message, Outgoing, channel_options, decoded_incoming, encoded, plain
 from everdeck.model import SatelliteSpec
 from everdeck.satellites.base import Context
 
 if TYPE_CHECKING:
-    from aiohttp import ClientSession
+    from aiohttp import ClientSession, StreamReader
 
 # A receiver that is down is tried for about two days; one that says no is believed after a few attempts.
 URL_POLICY: Final = FeedPolicy(max_attempts=220, retry=Retry(1.0, 900.0))
@@ -245,10 +245,12 @@ class UrlTarget(Target):
         }
         headers["webhook-signature"] = signature(self._key, headers["webhook-id"], moment, body)
         async with self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as answer:
-            content = await answer.content.read(ANSWER_BYTES)
+            content = await _whole(answer.content)
             await self._judge(answer.status, answer.headers.get("retry-after"), item)
         for reply in _replies_in(content):
-            message.reply(reply.pop("text", ""), **reply)
+            if reply.pop("attachments", None):
+                self.context.tell("reply-without-files", url=self._url, why="a receiver has no say over files here")
+            message.reply(reply.pop("text", ""), subject=reply.pop("subject", None), **channel_options(reply))
 
     async def _judge(self, status: int, retry_after: str | None, item: Item) -> None:
         if 200 <= status < 300:  # noqa: PLR2004 - HTTP's success
@@ -273,6 +275,14 @@ class Refused(MessageError):
     def __init__(self, text: str, retry_after: float | None) -> None:
         self.retry_after = retry_after
         super().__init__(text)
+
+
+async def _whole(content: "StreamReader") -> bytes:
+    """The answer, up to what a sane one has: a read gives what has come so far, which may be its first packet."""
+    body = bytearray()
+    while len(body) < ANSWER_BYTES and (chunk := await content.read(ANSWER_BYTES - len(body))):
+        body += chunk
+    return bytes(body)
 
 
 def signing_key(context: Context) -> bytes:
@@ -322,7 +332,12 @@ def _replies_in(content: bytes) -> list[dict[str, Any]]:
     if not isinstance(found, list):
         return []
     replies = [{"text": one} if isinstance(one, str) else one for one in found]
-    return [dict(one) for one in replies if isinstance(one, dict) and isinstance(one.get("text", ""), str)]
+    return [dict(one) for one in replies if isinstance(one, dict) and _is_reply(one)]
+
+
+def _is_reply(one: Mapping[str, Any]) -> bool:
+    words = (one.get("text", ""), one.get("subject") or "")
+    return all(isinstance(word, str) for word in words) and not {"to", "answers"} & one.keys()
 
 
 class _ItemHold:

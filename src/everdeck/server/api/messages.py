@@ -21,7 +21,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryP
 from everdeck.access import Role
 from everdeck.deck.feeds import read_attachment as read_attachment_file
 from everdeck.errors import MessageLost
-from everdeck.messages import FeedStatus, Letter, Message, MessageStream, Which, plain
+from everdeck.messages import FeedStatus, Letter, Message, MessageStream, Which, channel_options, plain
 from everdeck.model import worker_name
 from everdeck.satellites import kinds, option_schemas
 from everdeck.server.api.asking import ACTS, READS, READS_ONE, Asked, Name, services_of, stream_of, told
@@ -142,10 +142,11 @@ async def stream_messages(
 )
 async def finish_message(request: Asked, claim: Claim, data: JSONBody[Ack]) -> Decided:
     """The end of the message and its replies are one transaction on disk."""
-    message = _taken(services_of(request), claim)
-    for reply in data.replies:
-        message.reply(reply.text, subject=reply.subject, **reply.options)
-    await message.done()
+    given = [(reply, channel_options(reply.options)) for reply in data.replies]
+    message = _held(services_of(request), claim)  # a reply that is refused leaves it in hand
+    for reply, options in given:
+        message.reply(reply.text, subject=reply.subject, **options)
+    await _taken(services_of(request), claim).done()
     return Decided(done=True)
 
 
@@ -158,7 +159,7 @@ async def finish_message(request: Asked, claim: Claim, data: JSONBody[Ack]) -> D
 )
 async def reply_to_message(request: Asked, claim: Claim, data: JSONBody[Reply]) -> Decided:
     """It is committed with the end of the message (`ack`), and sent by the satellite."""
-    _held(services_of(request), claim).reply(data.text, subject=data.subject, **data.options)
+    _held(services_of(request), claim).reply(data.text, subject=data.subject, **channel_options(data.options))
     return Decided(done=True)
 
 
@@ -216,7 +217,7 @@ async def read_attachment(request: Asked, claim: Claim, number: FromPath[int]) -
 async def send_message(request: Asked, name: Name, data: JSONBody[SendRequest]) -> Promised:
     """It is on disk when this is answered; the satellite sends it and retries."""
     number = await services_of(request).deck.send(
-        worker_name(name), to=data.to, text=data.text, subject=data.subject, **data.options
+        worker_name(name), to=data.to, text=data.text, subject=data.subject, **channel_options(data.options)
     )
     return Promised(f"out-{number}")
 
