@@ -4,11 +4,13 @@ Dovecot serves IMAP for the users of a passwd-file, each with a Maildir below th
 by writing into the Maildir, as an LDA does. With ``tls`` it has a certificate; with ``tokens`` it takes XOAUTH2 and
 asks there whether a token is good; with ``relay`` it takes mails by SMTP too (submission), with the same accounts, and
 hands them to that port. OpenSMTPD takes mails by SMTP and hands each to a program that keeps it in a file. It insists
-on being root, so it is root in a user namespace of the ordinary account, and nobody outside; its own TLS does not work
-with Debian's OpenSSL 3 (the key is in another process of it). Both run in the foreground as children of the test.
+on being root, so it is root in a user namespace of the ordinary account, and nobody outside (where such a namespace is
+forbidden it is root); its own TLS does not work with Debian's OpenSSL 3 (the key is in another process of it). Both run
+in the foreground as children of the test.
 """
 
 import contextlib
+import functools
 import os
 import pwd
 import secrets
@@ -28,8 +30,6 @@ from typing import Any, Self
 import pytest
 
 ACCOUNT = "nobody"
-# Whoever is root in a user namespace has the rights of it from the next exec on.
-_NAMESPACES = ("unshare", "--user", "--mount", "--propagation", "private")
 INNER = 300_000  # where the accounts of a user namespace lie outside
 SUBMISSION = Path("/usr/lib/dovecot/submission")
 DOVECOT = shutil.which("dovecot") or "/usr/sbin/dovecot"
@@ -40,6 +40,15 @@ needs_dovecot = pytest.mark.skipif(
 needs_smtpd = pytest.mark.skipif(
     not (Path(SMTPD).exists() and os.geteuid() == 0), reason="needs root and OpenSMTPD (make setup installs it)"
 )
+
+
+@functools.cache
+def has_user_namespaces() -> bool:
+    """Whether an ordinary account may have one; without, OpenSMTPD is root after all."""
+    account = pwd.getpwnam(ACCOUNT)
+    probe = ["unshare", "--user", "--mount", "true"]
+    done = subprocess.run(probe, check=False, user=account.pw_uid, group=account.pw_gid, extra_groups=[])
+    return done.returncode == 0
 
 
 def certificate(place: Path) -> tuple[Path, Path]:
@@ -289,7 +298,11 @@ class Smtpd:
         account = pwd.getpwnam(ACCOUNT)
         for path in self.home.iterdir():
             os.chown(path, account.pw_uid, account.pw_gid)
-        os.chown(place, INNER + account.pw_uid, INNER + account.pw_gid)
+        if not has_user_namespaces():
+            for path in (self.home / "spool", self.home / "run", self.home / "smtpd.conf"):
+                os.chown(path, 0, 0)
+        else:
+            os.chown(place, INNER + account.pw_uid, INNER + account.pw_gid)
         self.start()
         return self
 
@@ -299,18 +312,24 @@ class Smtpd:
         run = f"{mounts} && exec {SMTPD} -d -f {self.home}/smtpd.conf"
         Path("/var/spool/smtpd").mkdir(mode=0o711, exist_ok=True)
         account = pwd.getpwnam(ACCOUNT)
+        ordinary = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+        is_mapped = has_user_namespaces()
         with (self.home / "smtpd.log").open("ab") as log:
+            # Whoever is root in a user namespace has the rights of it from the next exec on.
+            begin = ("--propagation", "private", "sh", "-c", 'read _ && exec sh -c "$0" </dev/null', run)
             self._process = subprocess.Popen(
-                [*_NAMESPACES, "sh", "-c", 'read _ && exec sh -c "$0" </dev/null', run],
+                ["unshare", *(["--user"] if is_mapped else []), "--mount", *begin],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                user=account.pw_uid,
-                group=account.pw_gid,
-                extra_groups=[],
                 start_new_session=True,
+                **(ordinary if is_mapped else {}),
             )
-        self._map(self._process)
+        if is_mapped:
+            self._map(self._process)
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.close()
         answers(self.port, self._process, self.home / "smtpd.log")
 
     def _map(self, process: "subprocess.Popen[bytes]") -> None:
@@ -327,9 +346,6 @@ class Smtpd:
         gids = {0: root.pw_gid} | {one.pw_gid: INNER + one.pw_gid for one in accounts}
         for name, numbers in (("uid_map", uids), ("gid_map", gids)):
             (place / name).write_text("".join(f"{inside} {outside} 1\n" for inside, outside in numbers.items()))
-        assert process.stdin is not None
-        process.stdin.write(b"\n")
-        process.stdin.close()
 
     def stop(self) -> None:
         """End it."""
