@@ -21,7 +21,7 @@ from datetime import datetime
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 import msgspec
@@ -226,6 +226,10 @@ class RemoteDeck:
     async def status(self, name: Name) -> WorkerStatus:
         """One worker as it is now."""
         return await self._ask(WorkerStatus, "GET", _worker(worker_name(name)))
+
+    async def address(self, name: Name) -> str:  # noqa: ARG002 - one machine for all of them
+        """The host at which a worker's port is reached: the daemon's."""
+        return urlsplit(self.where).hostname or self.where
 
     async def list(self) -> builtins.list[WorkerStatus]:
         """Every worker as it is now, by name."""

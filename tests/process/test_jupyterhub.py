@@ -17,8 +17,8 @@ import pytest
 
 from everdeck.integrations.jupyterhub_names import server_of, worker_of
 from support import hostile_accounts, jupyter_light
-from support.cli_daemon import Person, pidfd_of
-from support.jupyter_hub import PATIENCE_SECONDS, Browser, Hub, proxy_program, running
+from support.cli_daemon import Person, free_port, pidfd_of
+from support.jupyter_hub import PATIENCE_SECONDS, ROOT, Browser, Hub, proxy_program, running
 from support.waiting import until
 
 NS_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
@@ -26,6 +26,14 @@ TRIALS = int(os.environ.get("EVERDECK_HUB_TRIALS", "2"))
 POINTS = ["start.spawned", "jupyterhub.listening", "jupyterhub.begin", "start.intent-recorded", "jupyterhub.started"]
 LEAVE_SETSID = "import subprocess; print(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid)"
 LIGHT = f"c.Spawner.cmd = [{sys.executable!r}, {jupyter_light.__file__!r}]\n"
+HOOK = """
+def hook(spawner):
+    if spawner.user.name == "faraway":
+        spawner.deck, spawner.deck_token, spawner.run_as = {url!r}, {token!r}, "hub"
+    if spawner.user.name == "small":
+        spawner.mem_limit, spawner.cpu_limit = "300M", 0.5
+c.Spawner.pre_spawn_hook = hook
+"""
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 pytestmark = pytest.mark.timeout(400)
 
@@ -73,8 +81,26 @@ def place() -> Iterator[Path]:
 )
 def test_a_killed_hub_finds_the_same_server_and_kernel(a_hub: "type[hub_as_root]", place: Path) -> None:
     """Log in, spawn, 6 × 7 in a kernel; kill -9 the hub and start it: same pid, same kernel, the variable is set."""
-    with a_hub(place) as (hub, user), Browser(hub, user) as browser:
-        deck = Person(hub.state)
+    with a_hub(place) as (hub, user):
+        nothing_is_lost(hub, user)
+
+
+@pytest.mark.skipif(not os.environ.get("EVERDECK_OLD_VERSIONS"), reason="slow: set EVERDECK_OLD_VERSIONS=1")
+def test_the_oldest_jupyterhub_loses_nothing_either(place: Path) -> None:
+    """The first version that we claim, in an environment of its own."""
+    python = place / "old/bin/python"
+    uv = [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, str(place / "old")], check=True)
+    what = ["-e", f"{ROOT}[remote]", "jupyterhub==4.0.0", "jupyterlab"]
+    subprocess.run([*uv, "pip", "install", "--quiet", "--python", str(python), *what], check=True)
+    with hub_without_root(place, scripts=python.parent) as (hub, user):
+        nothing_is_lost(hub, user)
+
+
+def nothing_is_lost(hub: Hub, user: str) -> None:
+    """The whole story, over HTTP."""
+    deck = Person(hub.state)
+    with Browser(hub, user) as browser:
         assert "spawn-pending" in str(browser.logs_in().url)
         told = browser.progress()
         assert any(re.search(r"runs as pid \d+", event["message"]) for event in told), told
@@ -137,10 +163,17 @@ def light() -> Iterator[Hub]:
     """A hub whose servers start in a moment; as root, with a uid of its own for each."""
     proxy_program()
     run_as = "auto" if os.geteuid() == 0 else "hub"
-    config = f"{LIGHT}c.EverdeckSpawner.run_as = {run_as!r}\nc.Spawner.environment = {{'PASSWORD': 'hush-hush'}}\n"
-    with hostile_accounts.open_place() as directory, running(Hub(directory, config)) as hub:
-        hub.users |= {"unlucky", "zoë"}
-        yield hub
+    with hostile_accounts.open_place() as directory:
+        faraway = Person(directory / "faraway")
+        address = f"127.0.0.1:{free_port()}"
+        config = f"{LIGHT}c.EverdeckSpawner.run_as = {run_as!r}\nc.Spawner.environment = {{'PASSWORD': 'hush-hush'}}\n"
+        faraway.up("--listen", address)
+        hook = HOOK.format(url=f"http://{address}", token=(faraway.state / "token").read_text().strip())
+        try:
+            with running(Hub(directory, config + hook)) as hub:
+                yield hub
+        finally:
+            faraway.leaves()
 
 
 def test_named_servers_secrets_and_a_uid_of_ones_own(light: Hub) -> None:
@@ -165,6 +198,28 @@ def test_named_servers_secrets_and_a_uid_of_ones_own(light: Hub) -> None:
     assert json.loads(started[0])["detail"]["by"]["token"] == "jupyterhub:alice"
     light.ask("DELETE", "users/alice/servers/gpu", json={"remove": True})
     until(lambda: "alice:gpu" not in {one["name"] for one in deck.seen()["workers"]}, "a deleted server is removed")
+
+
+def test_a_server_runs_in_a_daemons_deck(light: Hub) -> None:
+    """The same verbs behind a URL and a token; the hub's own deck knows nothing of it."""
+    light.ask("POST", "users/faraway")
+    spawned(light, "faraway")
+    far = Person(light.directory / "faraway")
+    assert httpx.get(f"{light.url}/user/faraway/").json()["pid"] == far.worker("faraway")["pid"]
+    assert "faraway" not in {one["name"] for one in Person(light.state).seen()["workers"]}
+    far.kills(far.worker("faraway")["pid"])
+    until(lambda: light.ask("GET", "users/faraway")["server"] is None, "the hub heard of the end from afar")
+
+
+def test_limits_hold_or_are_refused(light: Hub) -> None:
+    """``mem_limit`` and ``cpu_limit`` are the worker's limits; a machine that cannot hold them says which."""
+    light.ask("POST", "users/small")
+    answer = light.ask("POST", "users/small/server")
+    if answer is not None and "message" in answer:
+        assert re.search(r"limits\.(memory_bytes|cpu_percent)", answer["message"])
+    else:
+        limits = json.loads(Person(light.state).types("inspect", "small", "--json").stdout)["spec"]["limits"]
+        assert (limits["memory_bytes"], limits["cpu_percent"]) == (300 * 1024**2, 50)
 
 
 def test_an_end_is_heard_at_once_and_not_polled_for(light: Hub) -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from everdeck import Deck, Restart, Satellite, Stop
@@ -280,30 +281,44 @@ def test_http_without_a_token_is_refused_and_a_file_is_made_for_its_owner_only(s
         assert len(made.read_text().strip()) > 30
 
 
-def test_a_server_killed_in_the_middle_of_a_verb_leaves_it_done(deck: Deck, state: Path) -> None:
+@contextlib.asynccontextmanager
+async def agent_by(transport: str, state: Path) -> AsyncIterator[tuple[Agent, int]]:
+    """An agent that may act, and the pid of its server."""
+    if transport == "http":
+        with serving(state, "--allow", "operate") as (address, pid):
+            async with over_http(address, name="killed") as agent:
+                yield agent, pid
+    else:
+        async with over_stdio(state, "--allow", "operate", name="killed") as agent:
+            children = psutil.Process().children(recursive=True)
+            yield agent, next(child.pid for child in children if {"mcp", str(state)} <= set(child.cmdline()))
+
+
+@pytest.mark.parametrize("transport", ["http", "stdio"])
+def test_a_server_killed_in_the_middle_of_a_verb_leaves_it_done(deck: Deck, state: Path, transport: str) -> None:
     """The owner carries the stop to its end; the next server finds everything as it is."""
     deck.start("stubborn", STUBBORN, stop=Stop(grace_seconds=2))
     until(lambda: "ready" in deck.logs("stubborn"), "it ignores SIGTERM")
 
+    def stopping_began() -> bool:
+        return "stopping" in {str(one.kind) for one in deck.events(worker="stubborn")}
+
     async def scenario() -> None:
-        with serving(state, "--allow", "operate") as (address, pid), pidfd_of(pid) as server:  # noqa: SIM117
-            with contextlib.suppress(Exception, TimeoutError):
-                async with over_http(address) as agent, asyncio.TaskGroup() as group:
-                    stopping = group.create_task(agent.does("stop_worker", name="stubborn"))
-                    await asyncio.to_thread(
-                        until,
-                        lambda: "stopping" in {str(one.kind) for one in deck.events(worker="stubborn")},
-                        "it began",
-                    )
+        with contextlib.suppress(Exception, TimeoutError):
+            async with agent_by(transport, state) as (agent, pid), asyncio.TaskGroup() as group:
+                stopping = group.create_task(agent.does("stop_worker", name="stubborn"))
+                await asyncio.to_thread(until, stopping_began, "it began")
+                with pidfd_of(pid) as server:
                     signal.pidfd_send_signal(server, signal.SIGKILL)
-                    stopping.cancel()
+                stopping.cancel()
+        assert stopping_began()
         await asyncio.to_thread(until, lambda: deck.status("stubborn").state == "stopped", "the stop is done")
         async with over_stdio(state, "--allow", "operate") as again:
             assert "stopped" in await again.does("list_workers", state="stopped")
             assert "running" in await again.does("start_worker", name="stubborn")
 
     asyncio.run(scenario())
-    assert asked_by(deck, "stubborn", "stopped") == ["mcp:cursor"]
+    assert asked_by(deck, "stubborn", "stopped") == ["mcp:killed"]
 
 
 def test_a_daemon_is_served_by_directory_and_by_url(state: Path) -> None:

@@ -171,6 +171,12 @@ class Hub:
         self._process.kill()
         self.ended()
 
+    def stop_politely(self) -> None:
+        """SIGTERM, upon which a hub stops its servers unless it was told otherwise."""
+        assert self._process is not None
+        self._process.terminate()
+        self.ended()
+
     def ended(self) -> int:
         """Wait for its end."""
         assert self._process is not None

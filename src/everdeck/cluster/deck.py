@@ -556,6 +556,13 @@ class ClusterDeck:
         """As its Lease and its pod tell."""
         return status_of(self.known(worker_name(name)), _now())
 
+    async def address(self, name: Name) -> str:
+        """The host at which a worker's port is reached: its pod's, from inside the cluster."""
+        found = self.known(worker_name(name)).address
+        if found is None:
+            raise Unsupported("address", f"the pod of {name!r} has no address yet")
+        return found
+
     async def list(self) -> builtins.list[WorkerStatus]:
         """Every worker, by name."""
         self._check_open()

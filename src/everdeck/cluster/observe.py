@@ -79,6 +79,11 @@ class Objects:
         """Where its pod is."""
         return None if self.pod is None else self.pod["spec"].get("nodeName")
 
+    @property
+    def address(self) -> str | None:
+        """Where its pod is reached from inside the cluster."""
+        return None if self.pod is None else self.pod.get("status", {}).get("podIP")
+
 
 def status_of(objects: Objects, now: datetime) -> WorkerStatus:
     """The worker as people are told."""

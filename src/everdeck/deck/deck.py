@@ -50,6 +50,7 @@ from everdeck.verbs import (
 )
 
 ACCEPTED: Final = "a directory of this machine, kubernetes:NAMESPACE, or http(s)://HOST:PORT"
+_HERE: Final = "127.0.0.1"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 _ELSEWHERE: Final = {
     "kubernetes": ("everdeck.cluster", "ClusterDeck"),
@@ -390,6 +391,14 @@ class AsyncDeck:
             return await member.record_event(worker, kind, detail)
         assert owner is not None  # noqa: S101 - one of the two is there
         return await owner.record_event(worker, kind, detail)
+
+    async def address(self, name: Name) -> str:
+        """The host at which a worker's port is reached: this machine, the daemon's, or the worker's own pod."""
+        if self._elsewhere is None:
+            return _HERE
+        if not hasattr(self._elsewhere, "address"):
+            raise Unsupported("address", f"{self.where} does not tell where its workers are")
+        return str(await self._elsewhere.address(name))
 
     async def crash_times(self, name: Name) -> builtins.list[float]:
         """When a worker crashed within its window, as seconds since the epoch."""
