@@ -53,6 +53,7 @@ from everdeck.verbs import Caller, asked_by
 # A port is known when the worker starts, and the server reads it from its address: so that is put together here.
 _LAUNCH: Final = 'export JUPYTERHUB_SERVICE_URL="$1$PORT$2"; shift 2; exec "$@"'
 _LAUNCH_AT_HOME: Final = f'export HOME="$PWD"; {_LAUNCH}'
+_APP: Final = "jupyterhub"
 _TOKENS: Final = frozenset({"JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN"})
 _PORT: Final = "PORT"
 _OURS: Final = ("EVERDECK_", "NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY")
@@ -188,14 +189,14 @@ class EverdeckSpawner(LocalProcessSpawner):  # type: ignore[misc]
         except ClientError as error:
             self.log.warning("%s: %s", self._log_name, error)
             return None
-        return _exit_code(status) if self._is_ours(status.labels) else 0
+        return _exit_code(status) if _is_a_server(status) else 0
 
     async def stop(self, now: bool = False) -> None:  # noqa: ARG002 - one escalation for both
         """End the server and everything that it started; return when all of it is proven gone."""
         deck = (await self._news()).deck
         name = self._worker or self._own_worker
         with asked_by(self._caller), contextlib.suppress(UnknownWorker):
-            if self._is_ours((await deck.status(name)).labels):
+            if _is_a_server(await deck.status(name)):
                 await deck.stop(name)
         crash_point("jupyterhub.stopped")
 
@@ -226,8 +227,18 @@ class EverdeckSpawner(LocalProcessSpawner):  # type: ignore[misc]
         """The user or the named server is deleted: so are the worker, its log and its directory in the deck."""
         deck = (await self._news()).deck
         with asked_by(self._caller), contextlib.suppress(UnknownWorker):
-            if self._is_ours((await deck.status(self._own_worker)).labels):
+            if _is_a_server(await deck.status(self._own_worker)):
                 await deck.remove(self._own_worker)
+
+    async def rename(self, old_name: str, new_name: str) -> None:
+        """A server whose files lie in the deck keeps its name: its directory has it."""
+        name = worker_of(self.user.name, old_name)
+        with contextlib.suppress(UnknownWorker):
+            await (await self._news()).deck.status(name)
+            if not self._home:
+                raise web.HTTPError(
+                    400, f"the files of {old_name!r} are in its own directory: make {new_name!r} beside it"
+                )
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """What the deck tells of this worker while the hub waits for it."""
@@ -317,20 +328,22 @@ class EverdeckSpawner(LocalProcessSpawner):  # type: ignore[misc]
             "env": {key: value for key, value in env.items() if key not in hidden},
             "secrets": {key: Secret(env[key], env=True) for key in sorted(hidden & set(env))},
             "cwd": self._home or None,
-            "user": {"account": self._account, "auto": "auto", "hub": None}[self.run_as],
+            "user": self._account if self.run_as == "account" else "auto" if self.run_as == "auto" else None,
             "umask": None if self.sandbox != "off" else _umask(),
             "restart": Restart("never"),
             "stop": Stop(grace_seconds=self.term_timeout),
             "limits": Limits(
-                memory_bytes=self.mem_limit and int(self.mem_limit),
-                cpu_percent=self.cpu_limit and self.cpu_limit * 100,
+                memory_bytes=int(self.mem_limit) if self.mem_limit else None,
+                cpu_percent=self.cpu_limit * 100 if self.cpu_limit else None,
             ),
             "sandbox": self._sandbox(),
             "port": not self.port,
             "labels": self._labels,
         }
         launch = ["/bin/sh", "-c", _LAUNCH_AT_HOME if at_home else _LAUNCH, "sh", before, after, *command]
-        return WorkerSpec.of(launch, **(fields | self.worker))
+        # The configuration has the last word, but for what the hub itself must find again.
+        added = {field: {**self.worker.get(field, {}), **fields[field]} for field in ("env", "secrets", "labels")}
+        return WorkerSpec.of(launch, **(fields | self.worker | added))
 
     def _stays_here(self, key: str) -> bool:
         """Is a variable the hub's own affair, or true on its machine only?"""
@@ -364,7 +377,11 @@ class EverdeckSpawner(LocalProcessSpawner):  # type: ignore[misc]
 
     @property
     def _account(self) -> str | None:
-        return None if self._is_myself and os.geteuid() != 0 else self.user.name
+        if self._is_myself and os.geteuid() != 0:
+            return None
+        # A spec takes "auto" and digits for something else than the name of an account.
+        name, uid = self.user.name, _entry(self.user.name).pw_uid
+        return str(uid) if name == "auto" or name.isdigit() else name
 
     @property
     def _is_myself(self) -> bool:
@@ -375,10 +392,7 @@ class EverdeckSpawner(LocalProcessSpawner):  # type: ignore[misc]
 
     @property
     def _labels(self) -> dict[str, str]:
-        return {"app": "jupyterhub", "user": self.user.name, "server": self.name}
-
-    def _is_ours(self, labels: dict[str, str]) -> bool:
-        return {key: labels.get(key) for key in self._labels} == self._labels
+        return {"app": _APP, "user": self.user.name, "server": self.name}
 
     @property
     def _own_worker(self) -> str:
@@ -412,7 +426,7 @@ class EverdeckSpawner(LocalProcessSpawner):  # type: ignore[misc]
             status = await deck.status(self._own_worker)
         except UnknownWorker:
             return
-        if not self._is_ours(status.labels):
+        if not _is_a_server(status):
             raise EverdeckError(
                 f"the deck {self.deck} has a worker {self._own_worker!r} that is not a server of this user; "
                 "remove it, or give the hub a deck of its own (c.EverdeckSpawner.deck)"
@@ -486,6 +500,12 @@ def _open_news(where: str, token: str) -> News:
     if key not in _news:
         _news[key] = News(where, token)
     return _news[key]
+
+
+def _is_a_server(status: WorkerStatus) -> bool:
+    """Is it the server that its name tells? Others may have workers in this deck too."""
+    labels = status.labels
+    return labels.get("app") == _APP and worker_of(labels.get("user", ""), labels.get("server", "")) == status.name
 
 
 def _exit_code(status: WorkerStatus) -> int | None:
