@@ -238,6 +238,45 @@ def test_an_exec_in_place_keeps_workers_and_guardian(tmp_path: Path, reports: Re
         gone(first[2])
 
 
+def test_a_failed_recovery_leaves_the_guardian_to_its_duty(tmp_path: Path, reports: Reports) -> None:
+    """An exec in place whose next image cannot recover: the guardian is not killed, so it ends whom it guards."""
+    state = tmp_path / "state"
+    source = """
+        import asyncio, os, sys
+        from everdeck.deck import AsyncDeck
+        from everdeck.deck.recovery import Recovery
+        from everdeck.errors import RegistryUnavailable
+        from everdeck.model import Stop
+
+        async def refuse(*_):
+            raise RegistryUnavailable("a disk that is full")
+
+        async def main():
+            deck = AsyncDeck(sys.argv[1])
+            if "SECOND" not in os.environ:
+                await deck.open()
+                await deck.start("bot", sys.argv[2:], lifetime="bound", stop=Stop(grace_seconds=0.2))
+                print("started", flush=True)
+                sys.stdin.readline()
+                told = deck.prepare_reexec()
+                os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | told | {"SECOND": "1"})
+            Recovery.recover = refuse
+            try:
+                await deck.open()
+            except RegistryUnavailable as err:
+                print(err, flush=True)
+            sys.stdin.readline()
+
+        asyncio.run(main())
+    """
+    with Program(source, str(state), *deaf("bot", reports), has_lifeline=False) as owner:
+        assert owner.line() == "started"
+        reports.await_roles("bot", "leader")
+        os.write(owner._write_fd, b"exec\n")
+        assert owner.line() == "a disk that is full"
+        assert reports.await_gone("bot", PATIENCE_SECONDS) == [], "nobody supervises it, and it is bound"
+
+
 def test_orphans_of_a_subreaper_are_found(tmp_path: Path, reports: Reports) -> None:
     """Where orphans go to a subreaper (a user's systemd, a container) their parent is not pid 1: found all the same."""
     state = tmp_path / "state"

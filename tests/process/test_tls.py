@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,51 @@ def test_a_renewed_certificate_is_read_at_reload(tmp_path: Path, person: Person)
     now = until(lambda: _other(before, ssl.get_server_certificate(("127.0.0.1", port), timeout=PATIENCE_SECONDS)))
     assert now.strip() == cert.read_text().strip()
     assert person.owner() == owner
+
+
+def test_a_reload_over_tls_answers_whoever_asked_and_says_goodbye_to_the_others(tmp_path: Path, person: Person) -> None:
+    """Fresh connections all the time, through two reloads: none is lost. An idle one ends as TLS says it should."""
+    cert, key = certificate(tmp_path)
+    port = free_port()
+    person.types("up", "--detach", "--listen", f"127.0.0.1:{port}", "--tls-cert", str(cert), "--tls-key", str(key))
+    trusted = ssl.create_default_context(cafile=str(cert))
+    over, failures, answers = threading.Event(), [], []
+
+    def connected() -> ssl.SSLSocket:
+        plain = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
+        return trusted.wrap_socket(plain, server_hostname="localhost", suppress_ragged_eofs=False)
+
+    def ask(connection: ssl.SSLSocket) -> None:
+        connection.sendall(f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += connection.recv(4096) or pytest.fail(f"cut after {answer!r}")
+        answers.append(answer.startswith(b"HTTP/1.1 200"))
+
+    def ask_again_and_again() -> None:
+        while not over.is_set():
+            try:
+                with connected() as connection:
+                    ask(connection)
+            except OSError as error:
+                failures.append(repr(error))
+
+    threads = [threading.Thread(target=ask_again_and_again) for _ in range(3)]
+    with connected() as idle:
+        ask(idle)
+        for thread in threads:
+            thread.start()
+        try:
+            person.types("reload")
+            assert idle.recv(1) == b"", "a goodbye, not a reset"
+            person.types("reload")
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+    assert failures == []
+    assert len(answers) > 3
+    assert all(answers)
 
 
 def test_a_client_without_a_certificate_gets_no_further_than_the_handshake(tmp_path: Path, person: Person) -> None:

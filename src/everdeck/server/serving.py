@@ -49,6 +49,8 @@ STALLED_READER_SECONDS: Final = 30.0
 KEEP_ALIVE_SECONDS: Final = 15
 ACCEPTED_PER_TURN: Final = 64
 BACKLOG: Final = 1024
+FRESH_TLS_SECONDS: Final = 1.0  # at a reload: how long a peer may take from its handshake to its first request
+GOODBYE_SECONDS: Final = 0.25
 
 
 class Connection:
@@ -57,13 +59,14 @@ class Connection:
     ``grant`` and ``caller`` are those of an account of this machine; over TCP both are found out per request.
     """
 
-    __slots__ = ("caller", "grant", "local", "transport")
+    __slots__ = ("caller", "grant", "last", "local", "transport")
 
     def __init__(self, *, local: bool) -> None:
         self.local = local
         self.grant: Grant | None = None
         self.caller: Caller | None = None
         self.transport: asyncio.Transport | None = None
+        self.last = False  # the answer under way is the last one on it
 
     def abort(self) -> None:
         """Cut the connection now, unread bytes and all."""
@@ -142,7 +145,9 @@ class HttpFront:
 
         Nothing that was accepted is lost: answers under way are finished, and connections without a request are passed
         on as they are, with whatever they send meanwhile in the kernel's buffer. New ones wait in the kernel's queue.
-        Only what cannot be finished in time is cut, and TLS, whose keys are in this process.
+        TLS cannot be passed on, because its keys are in this process: a connection that has not asked yet may do so for
+        a moment, each answer says that it is the last one, and who was idle is told goodbye. Only what cannot be
+        finished in time is cut.
         """
         carried: dict[str, Any] = {"unix_connected": [], "tcp_connected": []}
         for kind, server in self._servers.items():
@@ -151,22 +156,27 @@ class HttpFront:
             # Not closed yet: asyncio drops connections that it has accepted and not looked at when their server closes.
             asyncio.get_running_loop().remove_reader(server.sockets[0].fileno())
         self._bound.clear()
-        deadline = asyncio.get_running_loop().time() + drain_seconds
+        began = asyncio.get_running_loop().time()
+        deadline = began + drain_seconds
         while True:
             connections = [one for one in self._state.connections if isinstance(one, _Protocol)]
             for protocol in connections:
+                protocol.say_last()
                 if (descriptor := protocol.passed_on()) is not None:
                     local = self._is_local(protocol)
                     carried["unix_connected" if local else "tcp_connected"].append(descriptor)
             under_way: set[asyncio.Future[Any]] = {*self._state.tasks, *_being_accepted()}
-            if not under_way and not any(one.is_speaking() or one.is_writing() for one in connections):
+            now = asyncio.get_running_loop().time()
+            fresh = now < began + FRESH_TLS_SECONDS and any(one.has_never_asked() for one in connections)
+            busy = any(one.is_speaking() or one.is_writing() for one in connections)
+            if not under_way and not busy and not fresh:
                 break
-            left = deadline - asyncio.get_running_loop().time()
+            left = deadline - now
             if left <= 0:
                 break
             # Somebody may be in the middle of a request, which only the clock ends.
             await asyncio.wait(under_way or {_never()}, timeout=min(left, 0.05), return_when=asyncio.FIRST_COMPLETED)
-        await self.close(drain_seconds=0.0)
+        await self.close(drain_seconds=0.0, goodbye_seconds=GOODBYE_SECONDS)
         return carried
 
     async def _go_on_with(self, descriptors: Iterable[int], config: Config, *, local: bool) -> None:
@@ -181,8 +191,11 @@ class HttpFront:
         connection: Connection = protocol.app_state["connection"]
         return connection.local
 
-    async def close(self, *, drain_seconds: float = 2.0) -> None:
-        """Stop accepting, let answers that are being written finish, then cut what is left."""
+    async def close(self, *, drain_seconds: float = 2.0, goodbye_seconds: float = 0.0) -> None:
+        """Stop accepting, let answers that are being written finish, then cut what is left.
+
+        ``goodbye_seconds`` is how long peers over TLS may take to hear that their connection ends.
+        """
         for server in self._servers.values():
             server.close()
         for path, bound in self._bound.items():
@@ -195,6 +208,10 @@ class HttpFront:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + goodbye_seconds
+        while loop.time() < deadline and any(_is_tls(one) for one in self._state.connections):
+            await asyncio.wait({_never()}, timeout=0.01)  # asyncio tells nobody when the last word was sent
         for protocol in list(self._state.connections):
             if isinstance(protocol, _Protocol) and protocol.transport is not None:
                 protocol.transport.abort()
@@ -280,6 +297,15 @@ class _Protocol(H11Protocol):
         """Is a part of an answer still on its way out?"""
         return not self.transport.is_closing() and self.transport.get_write_buffer_size() > 0
 
+    def say_last(self) -> None:
+        """Over TLS, whose connections end with this image: the next answer is the last one, and says so."""
+        if self.scheme == "https":
+            self.app_state["connection"].last = True
+
+    def has_never_asked(self) -> bool:
+        """Is it a connection over TLS whose peer had no time for a request yet?"""
+        return self.scheme == "https" and self.cycle is None and not self.transport.is_closing()
+
     def passed_on(self) -> int | None:
         """A descriptor of this connection for the next image, if it has no request under way; it reads no more here."""
         idle = self.cycle is None or self.cycle.response_complete
@@ -333,6 +359,10 @@ def _being_accepted() -> set[asyncio.Task[Any]]:
     }
 
 
+def _is_tls(protocol: object) -> bool:
+    return isinstance(protocol, _Protocol) and protocol.scheme == "https"
+
+
 def _never() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
 
@@ -373,7 +403,8 @@ def _dated(app: AsgiApp) -> AsgiApp:
         async def send_dated(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 date = (b"date", formatdate(usegmt=True).encode("ascii"))
-                message = {**message, "headers": [date, *message.get("headers", ())]}
+                last = [(b"connection", b"close")] if connection.last else []
+                message = {**message, "headers": [date, *last, *message.get("headers", ())]}
             try:
                 async with asyncio.timeout(STALLED_READER_SECONDS):
                     await send(message)
