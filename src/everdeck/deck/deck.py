@@ -255,6 +255,13 @@ class AsyncDeck:
         deck = await self._deck()
         return await (deck.glance() if isinstance(deck, Owner) else deck.list())
 
+    async def usage(self) -> dict[str, tuple[float, int]]:
+        """Percent of a core and bytes of everybody who runs, as they were a moment ago."""
+        deck = await self._deck()
+        if isinstance(deck, Owner):
+            return await deck.usage()
+        return {one.name: (one.cpu_percent or 0.0, one.rss_bytes or 0) for one in await deck.list()}
+
     async def inspect(self, name: Name) -> Inspection:
         """Everything about one worker."""
         return await (await self._deck()).inspect(name)

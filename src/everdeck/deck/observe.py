@@ -45,10 +45,20 @@ def status_of(
     uptime = _uptime(record, now)
     if fresh:
         return replace(steady, uptime_seconds=uptime)
-    if worker.used is None or not 0 <= now - worker.used[0] < recent_seconds:
-        used = _usage(worker)
-        worker.used = (now, _cpu_percent(worker, used, now), used.rss_bytes)
-    return replace(steady, uptime_seconds=uptime, cpu_percent=worker.used[1], rss_bytes=worker.used[2])
+    _, cpu, rss = worker.used if was_measured(worker, now, recent_seconds) and worker.used else measure(worker, now)
+    return replace(steady, uptime_seconds=uptime, cpu_percent=cpu, rss_bytes=rss)
+
+
+def was_measured(worker: Worker, now: float, within_seconds: float) -> bool:
+    """Is there a measurement of it that is not older?"""
+    return worker.used is not None and 0 <= now - worker.used[0] < within_seconds
+
+
+def measure(worker: Worker, now: float) -> tuple[float, float, int]:
+    """What it uses now, by the kernel; kept for those who ask soon again."""
+    used = _usage(worker)
+    worker.used = (now, _cpu_percent(worker, used, now), used.rss_bytes)
+    return worker.used
 
 
 def glance_of(worker: Worker, clock: Clock, health: str | None, health_reason: str | None) -> WorkerStatus:

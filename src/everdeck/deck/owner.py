@@ -46,7 +46,7 @@ from everdeck.deck.hearing import Hearing
 from everdeck.deck.home import DeckHome, Inherited
 from everdeck.deck.memory import MemoryWatch
 from everdeck.deck.messages import MessageVerbs
-from everdeck.deck.observe import RECENT_SECONDS, crash_times, glance_of, layers_of, status_of
+from everdeck.deck.observe import RECENT_SECONDS, crash_times, glance_of, layers_of, measure, status_of, was_measured
 from everdeck.deck.parts import Parts
 from everdeck.deck.recovery import Recovery
 from everdeck.deck.starting import Launch, Starting
@@ -104,6 +104,7 @@ _log: Final = logging.getLogger("everdeck.deck")
 
 _Answer = TypeVar("_Answer")
 
+_SLICE: Final = 100  # workers that are measured before others get their turn
 _GROUP: Final = 64  # starts that share the commit of their intents
 
 ALL_LAYERS: Final = frozenset({"L1", "L2", "L3", "L4"})
@@ -129,6 +130,8 @@ class Owner(MessageVerbs):
         self._parts_open: Parts | None = parts
         self._closing: asyncio.Task[None] | None = None
         self._verbs: set[asyncio.Task[Any]] = set()
+        self._measured = asyncio.Event()  # set while nobody is being measured
+        self._measured.set()
         self._bound = os.lstat(home.socket_path)
         welcome = Welcome(VERSION, self.owner_pid, deck_id, __version__)
         self._server = WireServer(self, parts.deeds, listener, welcome, people)
@@ -672,6 +675,8 @@ class Owner(MessageVerbs):
     async def list(self) -> builtins.list[WorkerStatus]:
         """Every worker as it is now, by name; cpu and memory as they were within the last second."""
         workers = self._parts().workers
+        if (measured := self._measure_all()) is not None:
+            await measured.wait()
         return [self._status(workers[name], recent_seconds=RECENT_SECONDS) for name in sorted(workers)]
 
     async def glance(self) -> builtins.list[WorkerStatus]:
@@ -679,6 +684,41 @@ class Owner(MessageVerbs):
         parts = self._parts()
         workers, health, clock = parts.workers, parts.health, parts.clock
         return [glance_of(workers[name], clock, health.summary(name), health.reason(name)) for name in sorted(workers)]
+
+    async def usage(self) -> dict[str, tuple[float, int]]:
+        """Percent of a core and bytes of everybody who runs, as they were a moment ago: to find the largest.
+
+        What is older than a second is measured anew behind the answer; who was never measured is waited for.
+        """
+        parts = self._parts()
+        measured = self._measure_all()
+        if measured is not None and any(one.used is None for one in parts.workers.values() if one.pidfd is not None):
+            await measured.wait()
+        return {one.name: one.used[1:] for one in parts.workers.values() if one.used is not None}
+
+    def _measure_all(self) -> asyncio.Event | None:
+        """Measure whoever was not measured of late, beside everything else; None if there is nobody."""
+        if self._measured.is_set():
+            parts = self._parts()
+            now = parts.clock.boottime()
+            running = [one for one in parts.workers.values() if one.pidfd is not None]
+            stale = [one for one in running if not was_measured(one, now, RECENT_SECONDS)]
+            if not stale:
+                return None
+            self._measured.clear()
+            parts.tasks.start(self._measure(stale, parts.clock))
+        return self._measured
+
+    async def _measure(self, workers: builtins.list[Worker], clock: Clock) -> None:
+        """In slices: reading /proc for thousands takes a tenth of a second, in which nobody else would be heard."""
+        try:
+            for number, worker in enumerate(workers, 1):
+                if worker.pidfd is not None:
+                    measure(worker, clock.boottime())
+                if number % _SLICE == 0:
+                    await asyncio.sleep(0)  # noqa: TID251 - no wait: others get their turn
+        finally:
+            self._measured.set()
 
     async def spec(self, name: str | int) -> WorkerSpec:
         """What a worker runs; the values of its secrets are None."""

@@ -36,7 +36,7 @@ from everdeck.deck.peek import peek
 from everdeck.errors import DeckError, StateDirRefused
 from everdeck.kernel import orphans, spawn
 from everdeck.model import Event, WorkerStatus
-from everdeck.registry import check_writable
+from everdeck.registry import check_writable, read_only
 from everdeck.server import TYPED_IN_ENV, activation, applying
 from everdeck.server.app import create_app, create_litestar
 from everdeck.server.auth import Door
@@ -103,7 +103,8 @@ def check(options: DaemonOptions, out: TextIO) -> int:
     if places.registry.exists():
         check_writable(places.registry)
         _check_room(places.path)
-        found = len(peek(options.state_dir).workers)
+        with contextlib.closing(read_only(places.registry)) as registry:
+            found = len(registry.records())
     print(f"fit: everdeck {__version__}, {found} workers", file=out)
     return 0
 
@@ -274,7 +275,7 @@ class _Daemon:
             _log.info("%s", line)
 
     async def _say_ready(self, deck: AsyncDeck, fresh_token: str | None) -> str:
-        statuses = await deck.list()
+        statuses = await deck.glance()
         alive = sum(status.state.is_live for status in statuses)
         child.notify("READY=1", f"MAINPID={os.getpid()}", f"STATUS=supervising {alive} of {len(statuses)} workers")
         told = "supervising" if deck.is_here else "serving"

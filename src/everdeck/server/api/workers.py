@@ -5,7 +5,7 @@ import base64
 import binascii
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Annotated, Any, Final
@@ -80,8 +80,9 @@ async def list_workers(
 ) -> Response[WorkerPage | None]:
     """All workers, or a page of them. The weak ETag changes with everything but uptime, cpu and memory."""
     services = services_of(request)
-    # Only those on the page are measured, unless what is measured decides who is on it.
-    measured = names is not None or limit is None or sort in {SortKey.CPU, SortKey.RSS}
+    # Only those on the page are measured. Where that decides who is on it, what was measured a moment ago does.
+    measured = names is not None or limit is None
+    used = await services.deck.usage() if not measured and sort in {SortKey.CPU, SortKey.RSS} else None
     if names is not None:
         everyone = await statuses_of(services, names)
     else:
@@ -92,15 +93,15 @@ async def list_workers(
         chosen = [status for status in chosen if status.state is wanted]
     total = len(chosen)
     if sort is not SortKey.NAME or names is not None:  # a list of everybody is by name already
-        chosen.sort(key=lambda status: _sort_key(status, sort), reverse=order is Direction.DESC)
+        chosen.sort(key=lambda status: _sort_key(status, sort, used), reverse=order is Direction.DESC)
     elif order is Direction.DESC:
         chosen.reverse()
     if cursor is not None:
-        chosen = _beyond(chosen, _cursor_key(cursor), sort, order)
+        chosen = _beyond(chosen, _cursor_key(cursor), order, lambda status: _sort_key(status, sort, used))
     following = None
     if limit is not None and len(chosen) > limit:
         chosen = chosen[:limit]
-        following = _cursor(_sort_key(chosen[-1], sort))
+        following = _cursor(_sort_key(chosen[-1], sort, used))
     if not measured:
         chosen = await statuses_of(services, ",".join(status.name for status in chosen)) if chosen else []
     page = WorkerPage(
@@ -231,7 +232,9 @@ def _is_chosen(status: WorkerStatus, q: str | None, label: str | None) -> bool:
     return key in status.labels and (not wants_value or status.labels[key] == value)
 
 
-def _sort_key(status: WorkerStatus, sort: SortKey) -> tuple[float | str, str]:
+def _sort_key(
+    status: WorkerStatus, sort: SortKey, used: dict[str, tuple[float, int]] | None = None
+) -> tuple[float | str, str]:
     match sort:
         case SortKey.NAME:
             return "", status.name
@@ -241,9 +244,9 @@ def _sort_key(status: WorkerStatus, sort: SortKey) -> tuple[float | str, str]:
             # The start, not the uptime: a key that moves between two pages would show a worker twice.
             return -status.started_at.timestamp() if status.started_at else 0.0, status.name
         case SortKey.CPU:
-            return status.cpu_percent or 0.0, status.name
+            return (status.cpu_percent if used is None else used.get(status.name, (0.0, 0))[0]) or 0.0, status.name
         case SortKey.RSS:
-            return float(status.rss_bytes or 0), status.name
+            return float((status.rss_bytes if used is None else used.get(status.name, (0.0, 0))[1]) or 0), status.name
         case SortKey.RESTARTS:
             return float(status.restarts), status.name
 
@@ -261,12 +264,15 @@ def _cursor_key(cursor: str) -> tuple[float | str, str]:
 
 
 def _beyond(
-    statuses: list[WorkerStatus], key: tuple[float | str, str], sort: SortKey, order: Direction
+    statuses: list[WorkerStatus],
+    key: tuple[float | str, str],
+    order: Direction,
+    key_of: Callable[[WorkerStatus], tuple[float | str, str]],
 ) -> list[WorkerStatus]:
     try:
         if order is Direction.ASC:
-            return [status for status in statuses if _sort_key(status, sort) > key]
-        return [status for status in statuses if _sort_key(status, sort) < key]
+            return [status for status in statuses if key_of(status) > key]
+        return [status for status in statuses if key_of(status) < key]
     except TypeError:
         raise SpecError("cursor", "one of another sort order", "the `next` of a page before") from None
 
