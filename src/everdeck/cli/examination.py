@@ -291,11 +291,13 @@ def _limit_of(owner: int | None, which: int) -> int:
 def _log_room(state: Path) -> Iterator[Limit]:
     """The disk under the deck, and what all logs may take of it."""
     places = StateDir(state)
-    if not places.registry.exists():
+    if not places.registry.exists() or not places.workers.is_dir():
         return
-    with contextlib.closing(read_only(places.registry)) as registry:
-        noted = registry.meta(room.NOTED)
-    setting = LogRoom() if noted is None else msgspec.json.decode(noted, type=LogRoom)
+    setting = LogRoom()
+    with contextlib.suppress(EverdeckError, msgspec.MsgspecError):  # a registry that cannot be read is told elsewhere
+        with contextlib.closing(read_only(places.registry)) as registry:
+            noted = registry.meta(room.NOTED)
+        setting = LogRoom() if noted is None else msgspec.json.decode(noted, type=LogRoom)
     disk = room.space(setting, places.workers)
     told = f"logs let go of their oldest archives below {output.size(disk.floor_bytes)} free"
     yield Limit("free space", disk.free_bytes, told, not disk.short_bytes)

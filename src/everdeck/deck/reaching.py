@@ -98,7 +98,7 @@ class _Start(Generic[_Started]):
         """Nobody waits any more."""
         self._given_up = True
         if self.answer.done() and not self.answer.cancelled() and self.answer.exception() is None:
-            self._undo(self.answer.result())  # it came in the very moment in which we gave up
+            self._undo_beside(self.answer.result())  # it came in the very moment in which we gave up
 
     def _tell(self, what: Callable[[Any], None], value: object) -> bool:
         try:
@@ -109,9 +109,13 @@ class _Start(Generic[_Started]):
 
     def _came(self, started: _Started) -> None:
         if self._given_up:
-            self._undo(started)
+            self._undo_beside(started)
         else:
             self.answer.set_result(started)
+
+    def _undo_beside(self, started: _Started) -> None:
+        """Not in the loop: what runs from a file system that hangs again may take for ever to end."""
+        threading.Thread(target=self._undo, args=(started,), name="everdeck-start", daemon=True).start()
 
     def _failed(self, error: BaseException) -> None:
         if not self._given_up:

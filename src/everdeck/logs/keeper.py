@@ -525,15 +525,19 @@ class LogKeeper:
             _log.warning(
                 "%s: the %d oldest archives of the logs of %d workers went", freed.why, count, len(freed.pruned)
             )
-        short = freed.short_bytes
+        short, cut = freed.short_bytes, False
         for watched in sorted(self._logs.values(), key=_waiting, reverse=True):
             if short <= 0 or _waiting(watched) <= 2 * _CUT.max_bytes:
                 break
             if not watched.in_hand:
                 short -= _waiting(watched)
+                cut = True
                 watched.cut = f"{freed.why}, and no archive is left to remove"
                 self._disarm(watched)
                 self._rotate(watched)
+        if freed.short_bytes and not cut and not freed.pruned:
+            # Somebody else fills the disk, and logs have nothing left to give: looking at all of them again can wait.
+            self._room_looked_at = self._now() + _STALLED_LOOK_SECONDS
 
     def _warning(self, watched: "_Watched", rotation: Rotation) -> str | None:
         if rotation.method is not Method.TRUNCATE:
