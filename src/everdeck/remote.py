@@ -1,8 +1,9 @@
 """Somebody's daemon over HTTP as a deck: the verbs of :class:`everdeck.verbs.Verbs` over its API.
 
 ``everdeck.open("https://box:8440", token=...)`` makes one. Errors are raised as the daemon raised them
-(:mod:`everdeck.faults`). A request that cannot be delivered because nobody listens is a :class:`NoOwner`; one that was
-sent and not answered is a :class:`ClientError`, because nobody knows whether it was done: look with ``status``.
+(:mod:`everdeck.faults`). A request that cannot be delivered because nobody listens is a :class:`NoOwner`. One whose
+answer was lost on the way is asked again for half a minute, under the same ``Idempotency-Key``: the daemon keeps the
+key with the outcome (:mod:`everdeck.deck.deeds`), so the verb is done once. Then it is a :class:`ClientError`.
 
 Streams reconnect by themselves for as long as the deck is open. Events are numbered and log lines have positions, so a
 stream goes on after the last one that arrived (``Last-Event-ID``): nothing is missed and nothing comes twice.
@@ -16,9 +17,11 @@ import contextlib
 import inspect
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import quote, urlsplit
@@ -43,6 +46,9 @@ from everdeck.verbs import (
     Workers,
     checked_parallel,
     current_caller,
+    spec_of,
+    specs_of,
+    told_once,
 )
 
 # A verb takes as long as it takes: a stop waits for the grace period, a start for a slow disk.
@@ -51,6 +57,7 @@ _TIMEOUT: Final = httpx.Timeout(None, connect=10.0)
 _STREAM_TIMEOUT: Final = httpx.Timeout(35.0, connect=10.0)
 _AGAIN_SECONDS: Final = 0.1
 _AGAIN_CAP_SECONDS: Final = 5.0
+_PATIENCE_SECONDS: Final = 30.0
 _PAGE: Final = 1000
 # Messages that the daemon hands over ahead of their handling; the others are left for other readers.
 _IN_HAND: Final = 8
@@ -120,6 +127,7 @@ class RemoteDeck:
         self._base = url
         self._token = token
         self._client: httpx.AsyncClient | None = None
+        self._was_reached = False
         self._subscriptions: set[_Subscription] = set()
 
     # --- opening and closing ------------------------------------------------------------------------------------
@@ -158,35 +166,30 @@ class RemoteDeck:
     async def start(self, name: Name, command: Run = None, *, replace: bool = False, **fields: Any) -> WorkerStatus:
         """Start a worker; return when its program has been exec'ed and recorded."""
         key = worker_name(name)
-        spec = _spec("command", command, fields)
+        spec = spec_of("command", command, fields)
         if spec is None:
-            return await self._ask(WorkerStatus, "POST", f"{_worker(key)}/start")
+            return await self._act(WorkerStatus, f"{_worker(key)}/start")
         body = {"name": key, "spec": spec}
-        return await self._ask(WorkerStatus, "POST", "/api/v1/workers", body, replace=int(replace))
+        return await self._act(WorkerStatus, "/api/v1/workers", body, replace=int(replace))
 
     async def start_many(
         self, workers: Workers, *, replace: bool = False, progress: Started | None = None, **fields: Any
     ) -> builtins.list[WorkerStatus]:
         """Start many: what :meth:`start` promises for each, at a lower price, because they share their commits."""
-        wanted: dict[str, WorkerSpec | None] = {}
-        for name, command in workers.items():
-            key = worker_name(name)
-            if key in wanted:
-                raise SpecError("workers", key, "each name once")
-            wanted[key] = _spec(f"workers[{key!r}]", command, fields)
-
-        return await self._batch("/api/v1/start-many", {"workers": wanted, "replace": replace}, _telling(progress))
+        body = {"workers": specs_of(workers, fields), "replace": replace}
+        return await self._batch("/api/v1/start-many", body, _telling(progress))
 
     async def stop(self, name: Name) -> WorkerStatus:
         """Stop a worker; return when its whole tree is proven gone."""
-        return await self._ask(WorkerStatus, "POST", f"{_worker(worker_name(name))}/stop")
+        return await self._act(WorkerStatus, f"{_worker(worker_name(name))}/stop")
 
     async def stop_many(self, names: Iterable[Name], progress: Stopped | None = None) -> builtins.list[WorkerStatus]:
         """Stop many at once; ``progress`` hears of each one that is gone."""
+        tell = told_once(progress or _nobody, lambda status: status.name)
 
         def hear(told: _Told) -> None:
-            if progress is not None and told.status is not None:
-                progress(told.status)
+            if told.status is not None:
+                tell(told.status)
 
         return await self._batch("/api/v1/stop-many", {"names": [worker_name(name) for name in names]}, hear)
 
@@ -196,7 +199,7 @@ class RemoteDeck:
 
     async def restart(self, name: Name) -> WorkerStatus:
         """Stop a worker and start it again with the spec it has."""
-        return await self._ask(WorkerStatus, "POST", f"{_worker(worker_name(name))}/restart")
+        return await self._act(WorkerStatus, f"{_worker(worker_name(name))}/restart")
 
     async def restart_many(
         self, names: Iterable[Name], *, parallel: int = RESTARTS_AT_ONCE, progress: Started | None = None
@@ -207,21 +210,21 @@ class RemoteDeck:
 
     async def reset(self, name: Name) -> WorkerStatus:
         """Forget a worker's crashes; if it should run and does not, start it now."""
-        return await self._ask(WorkerStatus, "POST", f"{_worker(worker_name(name))}/reset")
+        return await self._act(WorkerStatus, f"{_worker(worker_name(name))}/reset")
 
     async def remove(self, name: Name, *, data: bool = False) -> None:
         """Stop a worker and remove its record, log, data and secrets."""
-        await self._send("DELETE", _worker(worker_name(name)), **({"data": 1} if data else {}))
+        await self._send("DELETE", _worker(worker_name(name)), key=_new_key(), **({"data": 1} if data else {}))
 
     async def adopt(self, name: Name, pid: int, **fields: Any) -> WorkerStatus:
         """Take over a process that somebody else started on the daemon's machine, without stopping it."""
         checked = WorkerSpec.of(("its own",), **fields)
         body = {"pid": pid, **{field: getattr(checked, field) for field in fields}}
-        return await self._ask(WorkerStatus, "POST", f"{_worker(worker_name(name))}/adopt", body)
+        return await self._act(WorkerStatus, f"{_worker(worker_name(name))}/adopt", body)
 
     async def reconcile(self) -> None:
         """Compare every worker with the kernel now and act on differences; rarely needed, deaths are heard at once."""
-        await self._send("POST", "/api/v1/reconcile")
+        await self._send("POST", "/api/v1/reconcile", key=_new_key())
 
     async def status(self, name: Name) -> WorkerStatus:
         """One worker as it is now."""
@@ -346,7 +349,7 @@ class RemoteDeck:
             raise Unsupported("attachments", "files of this machine are not on the daemon's")
         message = outgoing(to, text, subject=subject, **options)
         body = {"to": message.to, "text": text, "subject": subject, "options": options}
-        promised = await self._ask(_Promised, "POST", f"{_worker(worker_name(name))}/send", body)
+        promised = await self._act(_Promised, f"{_worker(worker_name(name))}/send", body)
         return int(promised.number.removeprefix("out-"))
 
     async def feed(self, name: Name) -> FeedStatus:
@@ -384,38 +387,68 @@ class RemoteDeck:
     async def _ask(self, kind: type[_Answer], method: str, path: str, body: object = None, **asked: Any) -> _Answer:
         return _decoded(await self._send(method, path, body, **asked), kind)
 
-    async def _send(self, method: str, path: str, body: object = None, **asked: Any) -> bytes:
-        client = self._connected()
+    async def _act(self, kind: type[_Answer], path: str, body: object = None, **asked: Any) -> _Answer:
+        """Asked again under the same key until it is answered: the daemon does it once."""
+        return _decoded(await self._send("POST", path, body, key=_new_key(), **asked), kind)
+
+    async def _send(
+        self, method: str, path: str, body: object = None, *, key: str | None = None, **asked: Any
+    ) -> bytes:
         await self._positions_known(method)
-        with self._translated():
-            response = await client.request(
-                method,
-                path.lstrip("/"),
-                params=asked,
-                content=None if body is None else _encoded(body),
-                headers={"accept": "application/json", **({} if body is None else _JSON), **_for_whom()},
-            )
+        headers = {"accept": "application/json", **({} if body is None else _JSON), **_for_whom(), **_keyed(key)}
+        content = None if body is None else _encoded(body)
+
+        async def ask(client: httpx.AsyncClient) -> httpx.Response:
+            return await client.request(method, path.lstrip("/"), params=asked, content=content, headers=headers)
+
+        response = await self._answered(ask, repeated=key is not None or method == "GET")
         if response.is_error:
             raise self._error(response.status_code, response.content)
         return response.content
 
     async def _batch(self, path: str, body: object, hear: Callable[[_Told], None]) -> builtins.list[WorkerStatus]:
         """A verb for many: each line of the answer tells of one worker, and the last one of all of them."""
-        client = self._connected()
         await self._positions_known("POST")
-        last: _Told | None = None
-        with self._translated():
-            async with client.stream("POST", path.lstrip("/"), content=_encoded(body), headers=_JSON) as response:
+        headers, content = {**_JSON, **_for_whom(), **_keyed(_new_key())}, _encoded(body)
+
+        async def ask(client: httpx.AsyncClient) -> _Told | None:
+            last: _Told | None = None
+            async with client.stream("POST", path.lstrip("/"), content=content, headers=headers) as response:
                 if response.is_error:
                     raise self._error(response.status_code, await response.aread())
                 async for line in _lines(response):
                     last = _decoded(line, _Told)
                     hear(last)
+            return last
+
+        last = await self._answered(ask, repeated=True)
         if last is None or (last.done is None and last.fault is None):
             raise ClientError(f"{self.where} broke off before it had told of every worker; look with `list`")
         if last.done is None:
             raise error_of(last.fault or Fault("ClientError", "an answer without an end"))
         return last.done
+
+    async def _answered(
+        self, ask: Callable[[httpx.AsyncClient], Coroutine[Any, Any, _Answer]], *, repeated: bool
+    ) -> _Answer:
+        """What is answered; a question that may be repeated is asked again when its answer was lost on the way."""
+        lost: httpx.HTTPError | None = None
+        deadline, wait = 0.0, _AGAIN_SECONDS
+        while True:
+            try:
+                answer = await ask(self._connected())
+            except httpx.HTTPError as error:
+                if lost is None:
+                    if not (repeated and self._was_reached) or isinstance(error, httpx.ConnectError):
+                        raise self._lost(error) from error
+                    lost, deadline = error, monotonic() + _PATIENCE_SECONDS
+                elif monotonic() > deadline:
+                    raise self._lost(lost) from error
+            else:
+                self._was_reached = True
+                return answer
+            await asyncio.sleep(wait * (0.5 + random.random() / 2))  # noqa: TID251, S311 - nobody tells when it is back; jitter
+            wait = min(wait * 2, _AGAIN_CAP_SECONDS)
 
     async def _stream(
         self, path: str, asked: Mapping[str, Any], position: int | None
@@ -448,13 +481,6 @@ class RemoteDeck:
         """What this program does after ``on_event`` is heard by the callback: its first position comes first."""
         if method != "GET" and self._subscriptions:
             await asyncio.gather(*(asyncio.shield(one.begun) for one in self._subscriptions))
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except httpx.HTTPError as error:
-            raise self._lost(error) from error
 
     def _lost(self, error: httpx.HTTPError) -> ClientError:
         match error:
@@ -625,13 +651,17 @@ def _for_whom() -> dict[str, str]:
     )
 
 
-def _spec(field: str, command: Run, fields: Mapping[str, Any]) -> WorkerSpec | None:
-    """What the caller typed, checked before it is sent; None: the worker as it is known."""
-    if command is None:
-        if fields:
-            raise SpecError(field, None, "a command, when other fields are given")
-        return None
-    return WorkerSpec.of(command, **fields)
+def _new_key() -> str:
+    return secrets.token_hex(16)
+
+
+def _keyed(key: str | None) -> dict[str, str]:
+    """The id under which the daemon does it once, however often it is asked."""
+    return {} if key is None else {"idempotency-key": key}
+
+
+def _nobody(*_: object) -> None:
+    """Nobody asked for progress."""
 
 
 def _worker(name: str) -> str:
@@ -653,9 +683,11 @@ def _decoded(raw: bytes, kind: type[_Answer]) -> _Answer:
 
 
 def _telling(progress: Started | None) -> "Callable[[_Told], None]":
+    tell = told_once(progress or _nobody, lambda name, _answer: name)
+
     def hear(told: _Told) -> None:
-        if progress is not None and told.name is not None:
-            progress(told.name, error_of(told.fault) if told.fault is not None else _given(told.status))
+        if told.name is not None:
+            tell(told.name, error_of(told.fault) if told.fault is not None else _given(told.status))
 
     return hear
 

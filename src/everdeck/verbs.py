@@ -13,11 +13,13 @@ it arrives as the class it was raised as, with the same fields.
 A verb that acts is carried to its end once it has begun, though its caller may be cancelled, die or hang up.
 
 :class:`Caller` is who asks. The ends of wires set it for the time of one request (:func:`asked_by`), and whoever
-records what a request caused reads it (:func:`current_caller`).
+records what a request caused reads it (:func:`current_caller`). A caller that may ask again because it got no answer
+gives the request an id (:func:`current_request`): a verb that was done under it is answered, not repeated.
 """
 
 import builtins
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
@@ -29,7 +31,7 @@ import msgspec
 
 from everdeck.errors import SpecError
 from everdeck.messages import FeedStatus, Letter, LetterVerb, MessageStream, Which
-from everdeck.model import Event, Hold, Layer, ProcessInfo, WorkerSpec, WorkerStatus
+from everdeck.model import Event, Hold, Layer, ProcessInfo, WorkerName, WorkerSpec, WorkerStatus, worker_name
 
 Name: TypeAlias = str | int
 """A worker's name as people type it: a user id may be a number."""
@@ -78,12 +80,13 @@ class Caller(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _Asking:
-    """One request: who asked, and how many still act on it."""
+    """One request: who asked, under which id, and how many still act on it."""
 
-    __slots__ = ("caller", "held")
+    __slots__ = ("caller", "held", "request")
 
-    def __init__(self, caller: Caller | None) -> None:
+    def __init__(self, caller: Caller | None, request: str | None) -> None:
         self.caller = caller
+        self.request = request
         self.held = 1
 
 
@@ -100,10 +103,24 @@ def current_caller() -> Caller | None:
     return asking.caller if asking is not None and asking.held > 0 else None
 
 
+def current_request() -> str | None:
+    """The id that the caller gave to what is being done now: the same verb under the same id is one act."""
+    asking = _asking.get()
+    return asking.request if asking is not None and asking.held > 0 else None
+
+
+def request_id(act: bytes) -> str | None:
+    """The id of one act, by its content, of all that is done for the request; None if the caller gave none."""
+    given = current_request()
+    if given is None:
+        return None
+    return hashlib.blake2b(given.encode("utf-8", "surrogateescape") + b"\0" + act, digest_size=16).hexdigest()
+
+
 @contextlib.contextmanager
-def asked_by(caller: Caller | None) -> Iterator[None]:
+def asked_by(caller: Caller | None, request: str | None = None) -> Iterator[None]:
     """Within this, and in every task started in it until the request is over, ``caller`` is who asked."""
-    asking = _Asking(caller)
+    asking = _Asking(caller, request)
     before = _asking.set(asking)
     try:
         yield
@@ -127,6 +144,41 @@ def still_asked() -> Callable[[], None]:
 
 def _nothing() -> None:
     """Nobody asked."""
+
+
+# --- what a caller typed ----------------------------------------------------------------------------------------
+
+
+def spec_of(field: str, command: Run, fields: Mapping[str, Any]) -> WorkerSpec | None:
+    """The spec that was typed as a command and fields, checked; None: the worker as it is known."""
+    if command is None:
+        if fields:
+            raise SpecError(field, None, "a command, when other fields are given")
+        return None
+    return WorkerSpec.of(command, **fields)
+
+
+def specs_of(workers: Workers, fields: Mapping[str, Any]) -> dict[WorkerName, WorkerSpec | None]:
+    """The same for all that :meth:`Verbs.start_many` was given, each name once."""
+    wanted: dict[WorkerName, WorkerSpec | None] = {}
+    for name, command in workers.items():
+        key = worker_name(name)
+        if key in wanted:
+            raise SpecError("workers", key, "each name once")
+        wanted[key] = spec_of(f"workers[{key!r}]", command, fields)
+    return wanted
+
+
+def told_once(progress: Callable[..., None], name_of: Callable[..., str]) -> Callable[..., None]:
+    """Progress that hears of each worker once, though an owner that took over tells of all of them again."""
+    told: set[str] = set()
+
+    def tell(*said: Any) -> None:
+        if (name := name_of(*said)) not in told:
+            told.add(name)
+            progress(*said)
+
+    return tell
 
 
 # --- what verbs answer, beside the values of everdeck.model -----------------------------------------------------

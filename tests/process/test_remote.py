@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import os
+import re
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -207,6 +209,68 @@ def test_a_batch_goes_on_though_its_caller_leaves(served: Served) -> None:
                 await deck.remove(name)
 
     asyncio.run(scenario())
+
+
+@contextlib.asynccontextmanager
+async def losing_answers(daemon: Served, answers: int) -> AsyncIterator[str]:
+    """The address of a proxy that carries every request and loses the first answers to what is not a GET."""
+    left = answers
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        there, to_daemon = await asyncio.open_connection("127.0.0.1", daemon.port)
+        with contextlib.closing(writer), contextlib.closing(to_daemon):
+            head = (await reader.readuntil(b"\r\n\r\n")).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+            length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+            to_daemon.write(head + await reader.readexactly(int(length[1]) if length else 0))
+            answer = await there.read()
+            if head.startswith(b"GET") or left == 0:
+                writer.write(answer)
+                await writer.drain()
+            else:
+                left -= 1
+
+    async with await asyncio.start_server(carry, "127.0.0.1", 0) as proxy:
+        yield f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+
+
+def test_a_verb_whose_answer_is_lost_is_asked_again_and_done_once(served: Served) -> None:
+    """Twice lost on the way, each of them: one event each, and the caller only waited longer."""
+
+    async def scenario() -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            for verb, kind in (
+                (lambda deck: deck.start("lost", ["sleep", "1000"]), "started"),
+                (lambda deck: deck.restart("lost"), "restarted"),
+                (lambda deck: deck.reset("lost"), "reset"),
+                (lambda deck: deck.stop("lost"), "stopped"),
+                (lambda deck: deck.start_many({"lost": None}), "started"),
+                (lambda deck: deck.stop_all(), "stopped"),
+                (lambda deck: deck.remove("lost"), "stopped"),
+            ):
+                async with losing_answers(served, 2) as where, RemoteDeck(where, token=served.token) as deck:
+                    begin = await deck.last_event_id()
+                    await verb(deck)
+                    kinds = [event.kind for event in await deck.events(begin, worker="lost")]
+                    assert kinds.count(kind) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_key_is_kept_with_what_was_done_under_it(tmp_path: Path) -> None:
+    """The daemon was killed before the caller asked again: the next one answers, and does not restart once more."""
+    with served_at(tmp_path / "state") as daemon, daemon.client() as client:
+        client.post("/api/v1/workers", json={"name": "alice", "command": ["sleep", "1000"]}).raise_for_status()
+        key = {"Idempotency-Key": "deploy 7"}
+        first = client.post("/api/v1/workers/alice/restart", headers=key).json()
+        os.kill(json.loads(client.get("/api/v1/deck").text)["owner_pid"], signal.SIGKILL)
+        daemon.person.types("up", "--detach", "--listen", f"127.0.0.1:{daemon.port}")
+        with daemon.client() as again:
+            assert again.post("/api/v1/workers/alice/restart", headers=key).json()["pid"] == first["pid"]
+            other = again.post("/api/v1/workers/alice/restart", headers={"Idempotency-Key": "deploy 8"}).json()
+            assert other["pid"] != first["pid"]
+            events = again.get("/api/v1/events", params={"worker": "alice"}, headers={"Accept": "application/json"})
+            assert [event["kind"] for event in events.json()].count("restarted") == 2
 
 
 def test_the_command_line_takes_a_url_for_a_directory(served: Served, tmp_path: Path) -> None:

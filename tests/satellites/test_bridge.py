@@ -300,6 +300,16 @@ def test_a_done_message_can_be_handled_again(state: Path) -> None:
         assert b'"a1"' in claim.payload
 
 
+def test_words_that_are_sent_again_under_their_id_are_the_same_words(state: Path) -> None:
+    """Who got no answer asks again and gets the number of the first time; another id is another message."""
+    state.mkdir()
+    with Claims(state / "feed.db") as claims:
+        first = claims.put(Put("7", b"hello", "one"))
+        assert claims.put(Put("7", b"hello", "one")) == first
+        assert claims.put(Put("7", b"hello", "two")) != first
+        assert claims.counts()[4] == 2
+
+
 def test_first_words_are_kept_though_the_satellite_never_ran(state: Path) -> None:
     """``send`` makes the file if need be; what it returned is on disk."""
     from everdeck.messages import outgoing

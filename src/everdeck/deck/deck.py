@@ -47,6 +47,7 @@ from everdeck.verbs import (
     Stopped,
     Verbs,
     Workers,
+    current_request,
 )
 
 ACCEPTED: Final = "a directory of this machine, kubernetes:NAMESPACE, or http(s)://HOST:PORT"
@@ -180,7 +181,8 @@ class AsyncDeck:
         if self._elsewhere is not None:
             return self._elsewhere
         membership = self._local()
-        if membership.owner is not None:
+        # What was asked for under an id is asked of ourselves as of another owner: that looks whether it was done.
+        if membership.owner is not None and current_request() is None:
             return membership.owner
         assert self._member is not None  # noqa: S101 - made with the membership
         return self._member

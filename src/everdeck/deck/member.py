@@ -7,7 +7,7 @@ changes, also when this process becomes the owner.
 
 import asyncio
 import builtins
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +17,7 @@ import msgspec
 from everdeck.deck.events import Listener
 from everdeck.deck.membership import Membership
 from everdeck.deck.messages import MessageVerbs
-from everdeck.errors import DeckClosed, SpecError
+from everdeck.errors import DeckClosed
 from everdeck.logs import keeper as deck_logs
 from everdeck.model import Event, EventKind, Layer, ProcessInfo, WorkerSpec, WorkerStatus, worker_name
 from everdeck.registry import Registry, read_only
@@ -33,6 +33,9 @@ from everdeck.verbs import (
     Stopped,
     Workers,
     checked_parallel,
+    spec_of,
+    specs_of,
+    told_once,
 )
 from everdeck.wire import requests as ask
 
@@ -51,19 +54,14 @@ class MemberDeck(MessageVerbs):
 
     async def start(self, name: Name, command: Run = None, *, replace: bool = False, **fields: Any) -> WorkerStatus:
         """As :meth:`Verbs.start`; what is not valid is refused here already."""
-        spec = _spec("command", command, fields)
+        spec = spec_of("command", command, fields)
         return await self._membership.ask(ask.Start(worker_name(name), spec, replace))
 
     async def start_many(
         self, workers: Workers, *, replace: bool = False, progress: Started | None = None, **fields: Any
     ) -> builtins.list[WorkerStatus]:
         """As :meth:`Verbs.start_many`."""
-        wanted: dict[str, WorkerSpec | None] = {}
-        for name, command in workers.items():
-            key = worker_name(name)
-            if key in wanted:
-                raise SpecError("workers", key, "each name once")
-            wanted[key] = _spec(f"workers[{key!r}]", command, fields)
+        wanted: dict[str, WorkerSpec | None] = dict(specs_of(workers, fields).items())
         return await self._membership.ask(ask.StartMany(wanted, replace, progress is not None), _each_once(progress))
 
     async def stop(self, name: Name) -> WorkerStatus:
@@ -72,15 +70,9 @@ class MemberDeck(MessageVerbs):
 
     async def stop_many(self, names: Iterable[Name], progress: Stopped | None = None) -> builtins.list[WorkerStatus]:
         """As :meth:`Verbs.stop_many`."""
-        keys: builtins.list[str] = [worker_name(name) for name in names]
-        told: set[str] = set()
-
-        def tell(one: WorkerStatus) -> None:
-            if progress is not None and one.name not in told:
-                told.add(one.name)
-                progress(one)
-
-        return await self._membership.ask(ask.StopMany(keys, progress is not None), tell if progress else None)
+        many = ask.StopMany([worker_name(name) for name in names], progress is not None)
+        tell = None if progress is None else told_once(progress, lambda status: status.name)
+        return await self._membership.ask(many, tell)
 
     async def stop_all(self) -> builtins.list[WorkerStatus]:
         """As :meth:`Verbs.stop_all`."""
@@ -240,25 +232,10 @@ class _reading:  # noqa: N801 - reads as what it does, in a with statement
 
 
 def _each_once(progress: Started | None) -> Callable[[ask.Told], None] | None:
-    """For what comes over the wire: an owner that took over in the middle tells of all again."""
     if progress is None:
         return None
-    told: set[str] = set()
-
-    def tell(one: ask.Told) -> None:
-        if one.name not in told:
-            told.add(one.name)
-            progress(one.name, one.answer)
-
-    return tell
-
-
-def _spec(field: str, command: Run, fields: Mapping[str, Any]) -> WorkerSpec | None:
-    if command is None:
-        if fields:
-            raise SpecError(field, None, "a command, when other fields are given")
-        return None
-    return WorkerSpec.of(command, **fields)
+    tell = told_once(progress, lambda name, _answer: name)
+    return lambda one: tell(one.name, one.answer)
 
 
 if TYPE_CHECKING:  # mypy proves that a member keeps the contract

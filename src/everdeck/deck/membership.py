@@ -27,9 +27,9 @@ from everdeck.deck.owner import Owner
 from everdeck.errors import DeckClosed, DeckOwned, EverdeckError
 from everdeck.kernel import identity as ids
 from everdeck.model import LogRoom
-from everdeck.verbs import current_caller
+from everdeck.verbs import current_caller, request_id
 from everdeck.wire import handover
-from everdeck.wire.frames import VERSION, Welcome
+from everdeck.wire.frames import VERSION, Welcome, raw
 from everdeck.wire.line import Line, LineLost
 from everdeck.wire.requests import Verb, Wakes
 
@@ -129,7 +129,7 @@ class Membership:
 
     async def ask(self, verb: Verb[_Answer], tell: Callable[[Any], None] | None = None) -> _Answer:
         """The owner's answer, whoever owns the deck by then."""
-        request = secrets.token_hex(16) if verb.deed is not None else None
+        request = None if verb.deed is None else request_id(raw(verb)) or secrets.token_hex(16)
         while True:
             if self._closed:
                 raise DeckClosed(f"the deck {self.state_dir} is closed; open it first")

@@ -11,9 +11,9 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from everdeck.errors import SpecError
-from everdeck.messages import FeedStatus, Letter, LetterVerb, MessageStream, Which, outgoing
+from everdeck.messages import FeedStatus, Letter, LetterVerb, MessageStream, Which, encoded, outgoing
 from everdeck.model import Event, EventKind, WorkerSpec, WorkerStatus, worker_name
-from everdeck.verbs import Name
+from everdeck.verbs import Name, request_id
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,8 @@ class MessageVerbs:
         spec = await self.spec(name)
         if spec.satellite is None or not kind_of(spec.satellite.kind).sends:
             raise SpecError("name", name, "a satellite that can send: telegram, gmail or smtp")
-        return await asyncio.to_thread(bridge.send, self._feed(str(name), spec), message)
+        request = request_id(encoded(message))
+        return await asyncio.to_thread(bridge.send, self._feed(str(name), spec), message, request)
 
     async def feed(self, name: Name) -> FeedStatus:
         """As :meth:`Verbs.feed`."""

@@ -59,7 +59,6 @@ from everdeck.errors import (
     RecordBroken,
     RegistryError,
     SpecChanged,
-    SpecError,
     UnknownWorker,
     WorkerFailed,
 )
@@ -89,9 +88,10 @@ from everdeck.verbs import (
     Abilities,
     Inspection,
     Member,
-    Run,
     Workers,
     checked_parallel,
+    spec_of,
+    specs_of,
     still_asked,
 )
 from everdeck.wire import handover
@@ -348,7 +348,7 @@ class Owner(MessageVerbs):
         another spec :class:`SpecChanged` is raised unless ``replace`` is true.
         """
         key = worker_name(name)
-        spec = self._checked_spec("command", command, fields)
+        spec = self._fit(spec_of("command", command, fields))
         parts = self._parts()
         verb = self._start(key, spec, may_replace=replace)
         # A start that has nobody to stop first is over in one go: there is nothing in it to be interrupted.
@@ -379,12 +379,7 @@ class Owner(MessageVerbs):
         keep the others from it: ``progress`` hears of each as it is started or refused, and in the end the refusals
         are raised together as an :class:`ExceptionGroup`.
         """
-        wanted: dict[WorkerName, WorkerSpec | None] = {}
-        for name, command in workers.items():
-            key = worker_name(name)
-            if key in wanted:
-                raise SpecError("workers", key, "each name once")
-            wanted[key] = self._checked_spec(f"workers[{key!r}]", command, fields)
+        wanted = {name: self._fit(spec) for name, spec in specs_of(workers, fields).items()}
         return await self._to_its_end(self._start_many(wanted, progress, may_replace=replace))
 
     async def _start_many(
@@ -821,13 +816,10 @@ class Owner(MessageVerbs):
 
     # --- starting, as a verb ------------------------------------------------------------------------------------
 
-    def _checked_spec(self, field: str, command: Run, fields: Mapping[str, Any]) -> WorkerSpec | None:
-        """What the caller typed, refused before anything is written if it cannot be had; None: the worker as known."""
-        if command is None:
-            if fields:
-                raise SpecError(field, None, "a command, when other fields are given")
+    def _fit(self, spec: WorkerSpec | None) -> WorkerSpec | None:
+        """What is to run, refused before anything is written if it cannot be had here; None: the worker as known."""
+        if spec is None:
             return None
-        spec = WorkerSpec.of(command, **fields)
         if spec.satellite is not None:
             from everdeck.satellites import completed  # noqa: PLC0415 - only decks with satellites load them
 

@@ -34,6 +34,7 @@ from everdeck.kernel import identity as ids
 from everdeck.kernel import inotify
 from everdeck.model import Identity
 
+PROMISE_SECONDS: Final = 3600.0
 LEASE_SECONDS: Final = 60.0
 FAR_SECONDS: Final = 24 * 3600.0
 ERROR_TEXT_LENGTH: Final = 2000
@@ -55,6 +56,8 @@ class Put(NamedTuple):
 
     key: str | None
     payload: bytes
+    request: str | None = None
+    """Put under the same id again it is the same message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +333,15 @@ class Claims:
     def _put(self, puts: Sequence[Put]) -> list[int]:
         wall, numbers = wall_clock(), []
         for put in puts:
+            known = put.request and self._connection.execute(SQL["promise_of"], (put.request,)).fetchone()
+            if known:
+                numbers.append(known[0])
+                continue
             written = self._connection.execute(SQL["outbox_put"], (REPLIES, put.key, put.payload, wall))
             numbers.append(int(written.lastrowid or 0))
+            if put.request is not None:
+                self._connection.execute(SQL["promises_forget"], (wall - PROMISE_SECONDS,))
+                self._connection.execute(SQL["promise_add"], (put.request, numbers[-1], wall))
         return numbers
 
 

@@ -518,10 +518,13 @@ class Messages(MessageStream):
             self._reader.close()
 
 
-def send(feed: Feed, message: Outgoing) -> int:
-    """Promise a message; returns its number once that is on disk. The satellite sends it, now or when it runs."""
+def send(feed: Feed, message: Outgoing, request: str | None = None) -> int:
+    """Promise a message; returns its number once that is on disk. The satellite sends it, now or when it runs.
+
+    Promised again under the same request id it is the same message.
+    """
     with opened(feed) as claims:
-        (number,) = claims.put(Put(message.to, encoded(message)))
+        (number,) = claims.put(Put(message.to, encoded(message), request))
         return number
 
 

@@ -40,7 +40,8 @@ def create_litestar(services: Services | None) -> Litestar:
         openapi_config=OpenAPIConfig(
             title="Everdeck",
             version=__version__,
-            description="One deck of workers: list, start, stop, watch. Errors are RFC 9457 problem documents.",
+            description="One deck of workers: list, start, stop, watch. Errors are RFC 9457 problem documents. "
+            "A request that acts may carry an Idempotency-Key: sent again with it, it is answered and not repeated.",
             path=_SCHEMA_FOLDER,
             render_plugins=[JsonRenderPlugin()],
             components=Components(

@@ -148,7 +148,7 @@ class Guard:
             name = None if refusal is None else _named(refusal.grant.name, headers.get("everdeck-for"))
             caller = Caller(token=name, address=self._address(scope, headers))
         scope["state"]["caller"] = caller
-        with asked_by(caller):
+        with asked_by(caller, _request_id(scope, headers, caller)):
             await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> "tuple[HTTPStatus, str] | Pass | None":
@@ -214,6 +214,14 @@ def _named(token: str, asked_for: str | None) -> str:
     if not asked_for or not asked_for.isprintable():
         return token
     return f"{token} for {asked_for[:_LONGEST_FOR]}"
+
+
+def _request_id(scope: Scope, headers: Mapping[str, str], caller: Caller | None) -> str | None:
+    """What a caller that may have to ask again calls its request; another caller's of that name is another one."""
+    key = headers.get("idempotency-key")
+    if not key or caller is None or scope["type"] != "http" or scope["method"] in {"GET", "HEAD"}:
+        return None
+    return f"{caller.token or caller.uid}: {key}"
 
 
 def _headers(scope: Scope) -> dict[str, str]:

@@ -22,6 +22,13 @@ CREATE TABLE IF NOT EXISTS everdeck_fact (
     value TEXT NOT NULL
 ) STRICT;
 
+-- Which message was promised under which request id: who asks again because it got no answer gets that one. Kept an hour.
+CREATE TABLE IF NOT EXISTS everdeck_promise (
+    request TEXT    PRIMARY KEY,
+    seq     INTEGER NOT NULL,
+    at      REAL    NOT NULL
+) STRICT;
+
 CREATE INDEX IF NOT EXISTS everdeck_item_lane ON everdeck_item (stream, key, seq) WHERE state < 2;
 
 -- Messages of which the other side wants to hear when they are done.

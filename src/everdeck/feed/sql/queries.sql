@@ -266,6 +266,15 @@ SELECT name, value FROM everdeck_fact;
 -- name: fact_put
 INSERT INTO everdeck_fact (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
+-- name: promise_of
+SELECT seq FROM everdeck_promise WHERE request = ?;
+
+-- name: promise_add
+INSERT INTO everdeck_promise (request, seq, at) VALUES (?, ?, ?);
+
+-- name: promises_forget
+DELETE FROM everdeck_promise WHERE at < ?;
+
 -- name: items_lost
 SELECT 1 FROM everdeck_item WHERE state = 1 AND seq NOT IN (SELECT seq FROM everdeck_claim) LIMIT 1;
 

@@ -105,8 +105,9 @@ async def stop_many(request: Asked, data: JSONBody[StopMany]) -> Stream:
     deck = services_of(request).deck
 
     async def stopped(tell: Callable[[ManyTold], None]) -> list[WorkerStatus]:
-        names = [status.name for status in await deck.glance()] if isinstance(data.names, str) else data.names
-        return await deck.stop_many(names, lambda status: tell(ManyTold(name=status.name, status=status)))
+        if isinstance(data.names, str):
+            return await deck.stop_all()
+        return await deck.stop_many(data.names, lambda status: tell(ManyTold(name=status.name, status=status)))
 
     return await _told_as_it_goes(stopped)
 
