@@ -16,9 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from everdeck.client import Client, Refusal
-from everdeck.errors import NoOwner
-from everdeck.model import State, WorkerSpec
+from everdeck.client import Daemon
 from support.cli_daemon import PATIENCE_SECONDS, Person, raw_request, unix_socket
 from support.waiting import until
 
@@ -235,8 +233,8 @@ def test_logs_as_lines_as_a_stream_and_as_a_file(api: httpx.Client) -> None:
 
 
 def _restart(state: Path, name: str) -> None:
-    with Client(state) as client:
-        client.restart(name)
+    with Daemon(state) as daemon:
+        daemon.document("POST", f"/api/v1/workers/{name}/restart")
 
 
 def _state(api: httpx.Client) -> Path:
@@ -339,27 +337,6 @@ def test_unknown_paths_and_methods_are_problems_too(api: httpx.Client) -> None:
     problem(api.get("/api/v1/nonsense"), 404)
     problem(api.put("/api/v1/workers"), 405)
     problem(api.post("/api/v1/workers", content=b"{not json", headers={"content-type": "application/json"}), 400)
-
-
-def test_the_typed_client_speaks_for_the_command_line(api: httpx.Client, tmp_path: Path) -> None:
-    """Every verb of `everdeck.client`, and its errors."""
-    with Client(_state(api)) as client:
-        assert client.start("alice", ["sleep", "1000"], env={"A": "1"}).state is State.RUNNING
-        assert client.start("bob", WorkerSpec(("sleep", "1000"))).name == "bob"
-        assert [status.name for status in client.list()] == ["alice", "bob"]
-        assert client.status("alice").pid
-        assert client.restart("alice").state is State.RUNNING
-        assert client.reset("alice").state is State.RUNNING
-        assert client.stop("alice").state is State.STOPPED
-        assert client.start("alice").state is State.RUNNING
-        assert isinstance(client.logs("alice"), list)
-        assert client.events(after=0, worker="alice")[0].worker == "alice"
-        client.remove("bob")
-        with pytest.raises(Refusal) as refused:
-            client.status("bob")
-        assert refused.value.kind == "unknown-worker"
-    with pytest.raises(NoOwner):
-        Client(tmp_path).list()
 
 
 # --- the worst ones ---------------------------------------------------------------------------------------------
@@ -497,8 +474,8 @@ def _rss(pid: int) -> int:
 
 def _connections(person: Person) -> int:
     """Connections as the daemon counts them."""
-    with Client(person.state) as client:
-        metrics = client.request("GET", "/metrics").decode()
+    with Daemon(person.state) as daemon:
+        metrics = daemon.request("GET", "/metrics").decode()
     line = next(line for line in metrics.splitlines() if line.startswith("everdeck_deck_connections "))
     return int(float(line.split()[1]))
 

@@ -66,8 +66,10 @@ class DeckHome:
         if self._lock_fd is None:
             raise DeckOwned(str(self.state_dir), owner_pid(self.state_dir) if name_owner else None)
         try:
-            os.ftruncate(self._lock_fd, 0)
-            os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode(), 0)
+            note = f"{os.getpid()}\n".encode()
+            os.pwrite(self._lock_fd, note, 0)
+            if os.fstat(self._lock_fd).st_size != len(note):  # a file system may wait for its journal to do this
+                os.ftruncate(self._lock_fd, len(note))
         except OSError as err:
             if err.errno not in {errno.ENOSPC, errno.EDQUOT}:  # the pid is for people; the lock itself needs no space
                 self.close()

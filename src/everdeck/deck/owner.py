@@ -1004,6 +1004,7 @@ def _open_parts(
     with contextlib.ExitStack() as undo:
         undo.callback(registry.close)
         synced = Durability(registry, loop, durability)
+        synced.also(str(home.state_dir))  # the registry's files may be new in it
         deeds = Deeds(registry, clock)
         registry.set_meta("deck_id", deck_id)
         crash_point("open.registry")

@@ -207,7 +207,6 @@ class Registry:
         self._ids_reserved = reserved
         self.set_meta("boot_id", boot_id)
         self._wal_fd = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC)
-        disk.sync_directory(self.path.parent)
 
     def keep_reserve(self) -> bool:
         """Set some room aside for when the disk is full; whether there is one now."""
