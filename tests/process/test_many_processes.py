@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import pytest
 
 from everdeck import Deck, State
 from everdeck.deck.home import owner_pid
+from everdeck.deck.membership import Membership
 from support.cli_daemon import Person
 from support.repo_processes import end_all_under
 from support.waiting import until
@@ -302,3 +304,49 @@ def test_up_beside_an_embedded_owner_adds_api_and_page(person: Person) -> None:
 def test_nobody_is_there(person: Person) -> None:
     """``members`` without an owner says so, with the exit code for it."""
     person.types("members", expect=3)
+
+
+HOLDER = (
+    "import fcntl, os, sys; lock = open(sys.argv[1], 'w'); fcntl.flock(lock, fcntl.LOCK_EX); "
+    "lock.write(f'{os.getpid()}\\n'); lock.flush(); print('held', flush=True); sys.stdin.read(); "
+    "fcntl.flock(lock, fcntl.LOCK_UN); lock.close(); os.utime(sys.argv[1]); import time; time.sleep(99)"
+)
+
+
+@pytest.mark.parametrize("end", ["killed", "lets go"])
+def test_who_meets_an_owner_that_does_not_listen_waits_for_a_fact(
+    place: Path, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks twice, and again when the owner died or let go; not by the clock, but for once a second."""
+    place.mkdir(exist_ok=True)
+    state = place / "state"
+    state.mkdir(mode=0o700)
+    looks: list[float] = []
+    look = Membership._own
+
+    async def counted(self: Membership, handed_on: object) -> object:
+        looks.append(time.monotonic())
+        return await look(self, handed_on)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Membership, "_own", counted)
+    command = [sys.executable, "-c", HOLDER, str(state / "deck.lock")]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        try:
+            assert holder.stdin is not None
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            opening = thread.submit(Deck, state)
+            until(lambda: len(looks) >= 2, "it has looked")
+            time.sleep(0.6)  # a clock would have gone off meanwhile
+            if end == "killed":
+                holder.kill()
+            else:
+                holder.stdin.close()
+            with opening.result(60) as deck:
+                assert deck.owner_pid == os.getpid()
+            assert len(looks) <= 4 + (looks[-1] - looks[0])
+        finally:
+            holder.kill()

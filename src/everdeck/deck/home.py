@@ -83,6 +83,8 @@ class DeckHome:
                 os.ftruncate(self._lock_fd, 0)
             os.close(self._lock_fd)
             self._lock_fd = None
+            with contextlib.suppress(OSError):
+                os.utime(self.lock_path)  # who waits for the lock hears of it; see everdeck.deck.vacancy
 
     @property
     def lock_fd(self) -> int:

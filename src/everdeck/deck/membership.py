@@ -3,7 +3,7 @@
 The kernel elects: whoever gets ``deck.lock`` owns the deck. A member keeps one connection to the owner and waits for
 nothing else, so it costs no wake-up; the end of that connection is the signal that the owner ended, and then every
 member tries for the lock. One gets it, recovers the deck and serves it; the others find it already listening, because
-an owner listens before it recovers. Only in the moment between the two does anybody look again by the clock.
+an owner listens before it recovers; in the moment between the two they wait for one of them (:mod:`vacancy`).
 
 A verb that was under way is asked again, of the new owner, with the same request id (:mod:`everdeck.deck.deeds`): its
 caller only waits longer.
@@ -24,6 +24,7 @@ from everdeck.clock import Clock
 from everdeck.crashpoints import crash_point
 from everdeck.deck.durability import DurabilityMode
 from everdeck.deck.owner import Owner
+from everdeck.deck.vacancy import Vacancy
 from everdeck.errors import DeckClosed, DeckOwned, EverdeckError
 from everdeck.kernel import identity as ids
 from everdeck.model import LogRoom
@@ -35,8 +36,6 @@ from everdeck.wire.requests import Verb, Wakes
 
 _log: Final = logging.getLogger("everdeck.deck")
 
-_FIRST_LOOK_SECONDS: Final = 0.001
-_LONGEST_LOOK_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 30.0
 """How long opening waits for an owner that holds the lock and says nothing."""
 _TROUBLE_SECONDS: Final = 1.0
@@ -216,7 +215,12 @@ class Membership:
 
     async def _settle(self) -> None:
         """Become the owner, or a member of somebody who answers."""
-        look_again = _FIRST_LOOK_SECONDS
+        with contextlib.ExitStack() as watching:
+            await self._settle_with(watching)
+        self._changed.set()
+
+    async def _settle_with(self, watching: contextlib.ExitStack) -> None:
+        vacancy: Vacancy | None = None
         while not self._closed:
             handed_on = None if self._fetching is None else await asyncio.shield(self._fetching)
             self._fetching = None
@@ -234,10 +238,11 @@ class Membership:
                 line = await Line.reach(self.state_dir, _program(), member=True, offered=self._offered)
                 self.line, self._welcome = line, line.welcomed.result()
                 break
-            # Somebody has the lock and does not listen yet, or has just ended: nothing tells when that is over.
-            await _pause(look_again)
-            look_again = min(look_again * 2, _LONGEST_LOOK_SECONDS)
-        self._changed.set()
+            # Somebody has the lock and does not listen: it is on its way in or out.
+            if vacancy is None:
+                vacancy = watching.enter_context(Vacancy(self.state_dir))  # and look once more: from now on it is heard
+            else:
+                await vacancy.changed()
 
 
 def _program() -> str:
