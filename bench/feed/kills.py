@@ -1,10 +1,12 @@
 """Kill a bot at random, again and again: nothing is lost, nobody innocent is set aside, and fresh messages do not wait.
 
-    python bench/feed/kills.py [--kills 1000] [--seed 1] [--poison segv exit memory]
+    python bench/feed/kills.py [--kills 1000] [--seed 1] [--poison segv exit memory] [--beside]
 
 An aiogram bot with handlers of 50 ms and of 1 s is fed without pause and killed with SIGKILL after a random time. With
 ``--poison`` messages are among them that end the bot by themselves: SIGSEGV, ``os._exit``, and memory (it dies of
-SIGABRT, as an allocator that gives up does).
+SIGABRT, as an allocator that gives up does). With ``--beside`` a second bot lives the same lives at the same times and
+is ended by order (it is told to stop, then killed), so that nothing is ever suspected there: the waits of the two tell
+what suspects cost.
 """
 
 import argparse
@@ -91,80 +93,141 @@ def dead_of(directory: Path) -> list[str]:
         ]
 
 
+class Trial:
+    """A bot, its server and its directory."""
+
+    def __init__(self, server: TelegramServer, directory: Path, signals: tuple[signal.Signals, ...]) -> None:
+        self.server = server
+        self.directory = directory
+        self.signals = signals
+        self.pushed: dict[int, tuple[float, str]] = {}
+        self.ended_itself = 0
+        self.bot: Any = None
+        directory.mkdir()
+
+    def start(self, context: Any) -> None:
+        """One more life."""
+        self.bot = context.Process(target=run_bot, args=(self.server.url, self.server.token, str(self.directory)))
+        self.bot.start()
+
+    @property
+    def is_up(self) -> bool:
+        """Does it live?"""
+        return self.bot is not None and self.bot.exitcode is None
+
+    def end(self) -> None:
+        """End it in its way."""
+        self.ended_itself += not self.is_up
+        for number in self.signals if self.is_up else ():
+            os.kill(self.bot.pid, number)
+            self.bot.join(0.5)  # a stop is noted before it waits for anybody
+        self.bot.join()
+
+    def push(self, text: str, chat: int) -> None:
+        """One more message."""
+        (update_id,) = self.server.push(text_update(text, chat_id=chat))
+        self.pushed[update_id] = (time.monotonic(), text)
+
+    def left(self) -> set[int]:
+        """The good ones that are not done."""
+        done = {number for number, _ in read(self.directory / "journal")["end"]}
+        return {number for number, (_, text) in self.pushed.items() if text in {"long", "short"}} - done
+
+    def in_file(self) -> int:
+        """How many wait in the inbox."""
+        with contextlib.closing(sqlite3.connect(self.directory / "bot.db", timeout=30)) as db:
+            (count,) = db.execute("SELECT count(*) FROM everdeck_item WHERE state != 2").fetchone()
+        return int(count)
+
+    def finish(self, context: Any, poison: int) -> float:
+        """Let it live until nothing is left to do, or nothing has moved for two minutes; the seconds it took."""
+        began = moved = time.monotonic()
+        before = -1
+        while time.monotonic() < moved + 120:
+            if not self.is_up:
+                self.ended_itself += self.bot.exitcode is not None and before >= 0
+                self.start(context)
+            left = len(self.left())
+            if left != before:
+                before, moved = left, time.monotonic()
+            if not left and len(dead_of(self.directory)) >= poison and not self.in_file():
+                break
+            time.sleep(0.2)
+        self.bot.kill()
+        self.bot.join()
+        return time.monotonic() - began
+
+    def waits(self) -> list[float]:
+        """How long fresh messages waited: sent to a bot that was up, and begun by the same one."""
+        seen = read(self.directory / "journal")
+        readies = [at for _, at in seen["ready"]]
+        first: dict[int, float] = {}
+        for number, at in seen["begin"]:
+            first.setdefault(number, at)
+        found = []
+        for number, at in first.items():
+            up_since = max((ready for ready in readies if ready <= at), default=at)
+            if self.pushed[number][0] > up_since:
+                found.append(at - self.pushed[number][0])
+        return sorted(found)
+
+    def told_waits(self) -> str:
+        """The same in words."""
+        waits = self.waits()
+        p99 = waits[int(len(waits) * 0.99)]
+        return f"p50 {statistics.median(waits) * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms, most {waits[-1] * 1000:.0f} ms"
+
+
 def main() -> int:
     """Print what was seen; 1 if somebody innocent paid or something was lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--poison", nargs="*", default=[])
+    parser.add_argument("--beside", action="store_true")
     given = parser.parse_args()
     chance = random.Random(given.seed)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["bench.feed.kills", "everdeck.feed.aiogram"])
-    pushed: dict[int, tuple[float, str]] = {}
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as place, TelegramServer() as server:
-        directory = Path(place)
-        died_by_itself = 0
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place, TelegramServer() as server, TelegramServer() as other:
+        killed = Trial(server, Path(place) / "killed", (signal.SIGKILL,))
+        trials = [killed]
+        if given.beside:
+            trials.append(Trial(other, Path(place) / "ordered", (signal.SIGTERM, signal.SIGKILL)))
         chat = 0
         poison = list(given.poison)
         for kill in range(given.kills):
-            bot = context.Process(target=run_bot, args=(server.url, server.token, place))
-            bot.start()
+            for trial in trials:
+                trial.start(context)
             ends_at = time.monotonic() + chance.uniform(0.25, 1.4)
-            while time.monotonic() < ends_at and bot.exitcode is None:
+            while time.monotonic() < ends_at and killed.is_up:
                 chat += 1
                 text = "long" if chat % 7 == 0 else "short"
-                if poison and kill > 20 and kill % 40 == 0:
-                    text = poison.pop()
-                (update_id,) = server.push(text_update(text, chat_id=chat))
-                pushed[update_id] = (time.monotonic(), text)
+                for trial in trials:
+                    is_poison = poison and kill > 20 and kill % 40 == 0 and trial is killed
+                    trial.push(poison.pop() if is_poison else text, chat)
                 time.sleep(0.06)
-            if bot.exitcode is None and bot.pid is not None:
-                os.kill(bot.pid, signal.SIGKILL)
-            else:
-                died_by_itself += 1
-            bot.join()
+            for trial in trials:
+                trial.end()
             if kill % 100 == 99:
-                print(f"{kill + 1} kills, {len(pushed)} updates, dead: {dead_of(directory)}", flush=True)
-        deaths = 0
-        deadline = time.monotonic() + 300
-        wanted = {number for number, (_, text) in pushed.items() if text in {"long", "short"}}
-        while time.monotonic() < deadline:
-            bot = context.Process(target=run_bot, args=(server.url, server.token, place))
-            bot.start()
-            while bot.exitcode is None and time.monotonic() < deadline:
-                done = {number for number, _ in read(directory / "journal")["end"]}
-                if wanted <= done and len(dead_of(directory)) >= len(given.poison):
-                    break
-                time.sleep(0.2)
-            if bot.exitcode is None:
-                bot.kill()
-                bot.join()
-                break
-            deaths += 1
-        seen = read(directory / "journal")
-        done = {number for number, _ in seen["end"]}
-        dead = dead_of(directory)
+                print(f"{kill + 1} kills, {len(killed.pushed)} updates, dead: {dead_of(killed.directory)}", flush=True)
+        suspects = killed.in_file()
+        seconds = killed.finish(context, len(given.poison))
+        dead = dead_of(killed.directory)
         innocent = [text for text in dead if text in {"long", "short"}]
-        readies = [at for _, at in seen["ready"]]
-        waits = []
-        first: dict[int, float] = {}
-        for number, at in seen["begin"]:
-            first.setdefault(number, at)
-        for number, at in first.items():
-            up_since = max((ready for ready in readies if ready <= at), default=at)
-            if pushed[number][0] > up_since:  # sent to a bot that was up, and begun by the same one: fresh
-                waits.append(at - pushed[number][0])
-        waits.sort()
-        p99 = waits[int(len(waits) * 0.99)]
+        seen = read(killed.directory / "journal")
+        left = killed.left()
+        lost = len(left) - min(len(left), killed.in_file())
         print(
-            f"kills {given.kills} (bot ended itself {died_by_itself + deaths} times), updates {len(pushed)}: "
-            f"lost {len(wanted - done)}, innocent set aside {len(innocent)}, poison set aside "
+            f"kills {given.kills} (bot ended itself {killed.ended_itself} times), updates {len(killed.pushed)}: "
+            f"lost {lost}, innocent set aside {len(innocent)}, poison set aside "
             f"{sorted(text for text in dead if text not in {'long', 'short'})} of {sorted(given.poison)}, "
-            f"repeated {len(seen['end']) - len(done)}; a fresh message waited "
-            f"p50 {statistics.median(waits) * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms, most {waits[-1] * 1000:.0f} ms"
+            f"repeated {len(seen['end']) - len({number for number, _ in seen['end']})}; {suspects} were left at the "
+            f"last kill and {len(left)} after {seconds:.0f} s of peace; a fresh message waited {killed.told_waits()}"
         )
-        return int(bool(wanted - done) or bool(innocent) or len(dead) - len(innocent) < len(given.poison))
+        if given.beside:
+            print(f"beside it, where nothing is suspected: {trials[1].told_waits()}")
+        return int(bool(lost) or bool(left) or bool(innocent) or len(dead) - len(innocent) < len(given.poison))
 
 
 if __name__ == "__main__":
