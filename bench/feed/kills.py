@@ -118,9 +118,10 @@ class Trial:
     def end(self) -> None:
         """End it in its way."""
         self.ended_itself += not self.is_up
-        for number in self.signals if self.is_up else ():
-            os.kill(self.bot.pid, number)
-            self.bot.join(0.5)  # a stop is noted before it waits for anybody
+        for number in self.signals:
+            if self.is_up:
+                os.kill(self.bot.pid, number)
+                self.bot.join(0.5)  # a stop is noted before it waits for anybody
         self.bot.join()
 
     def push(self, text: str, chat: int) -> None:
