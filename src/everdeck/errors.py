@@ -33,6 +33,7 @@
     │   ├── PollerConflict      another process polls with the same token
     │   ├── InboxUnavailable    the inbox cannot be written: nothing was confirmed upstream
     │   ├── SourceError         the source answered with something that is not a batch
+    │   ├── PerhapsSent         on the wire when the process died, and at most once: not sent again
     │   └── FeedClosed          the feed, its inbox or its stream is not open (any more)
     ├── MessageError            a message cannot be answered or finished here
     │   ├── MessageLost         another reader has the message now: this one was silent for too long
@@ -272,6 +273,12 @@ class InboxUnavailable(FeedError):
 
 class SourceError(FeedError):
     """The source answered with something that is not a batch."""
+
+
+class PerhapsSent(FeedError):
+    """A message was on the wire when the process died, and was promised at most once: it is not sent again."""
+
+    permanent = True
 
 
 class FeedClosed(FeedError):

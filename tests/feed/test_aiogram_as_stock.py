@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -30,6 +29,7 @@ from everdeck.feed import Inbox, Item, dispatcher
 from everdeck.feed.aiogram import durable
 from everdeck.testing.telegram import TelegramServer, text_update
 from feed.test_aiogram import AT_ONCE, Bots
+from support.tg_lives import life_of
 
 KINDS = pytest.mark.parametrize("kind", ["stock", "durable"])
 
@@ -266,19 +266,11 @@ def test_hanging_chats_do_not_silence_the_bot(bots: Bots, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("how", ["sys.exit", "KeyboardInterrupt", "os.execv"])
 def test_a_handler_that_ends_the_program_does_it_once(bots: Bots, tmp_path: Path, how: str) -> None:
     """As with the stock library: the next start does not run it again."""
-    # Importing aiogram takes seconds of CPU; a server that has done it forks each life.
-    lives = multiprocessing.get_context("forkserver")
-    lives.set_forkserver_preload(["everdeck.feed.aiogram"])
     bots.server.say("end")
     for expected in (["end"], ["end", "later"]):
-        life = lives.Process(target=_end_by, args=(how, bots.server.url, bots.server.token, str(tmp_path)))
-        life.start()
-        try:
+        with life_of(_end_by, how, bots.server.url, bots.server.token, str(tmp_path)) as life:
             life.join(60)
             assert life.exitcode is not None
-        finally:
-            life.kill()
-            life.join()
         assert (tmp_path / "journal").read_text().split() == expected
         bots.server.say("later")
 

@@ -41,7 +41,7 @@ from everdeck.feed.botapi import Asked, Order, Polling, current_item, settled, w
 from everdeck.feed.dispatcher import Item, Listener
 from everdeck.feed.inbox import KEEP_DAYS
 from everdeck.feed.memory import Memory
-from everdeck.feed.outbox import Message, Outbox
+from everdeck.feed.outbox import Message, Outbox, delivery_of
 from everdeck.feed.pace import TELEGRAM
 from everdeck.feed.policy import DEFAULT, FeedPolicy, OnError, Retry, RetryOn, permanent
 from everdeck.feed.records import Delivery, FirstRun
@@ -76,7 +76,7 @@ def durable(
     order: Order = "none",
     delivery: Delivery = DEFAULT.delivery,
     storage: bool = False,
-    outbox: bool = False,
+    outbox: bool | Delivery = False,
     keep_days: float = KEEP_DAYS,
     on_event: Listener | None = None,
 ) -> "Durable":
@@ -92,7 +92,8 @@ def durable(
 
     ``storage=True`` keeps the states of conversations (FSM) in the inbox and commits them with the update.
     ``outbox=True`` makes what handlers send durable: not sent twice when an attempt is repeated, and within Telegram's
-    limits. Handlers may ask for ``item: Item`` and use ``item.transaction()``.
+    limits; with ``"at-most-once"`` not even what was on the wire at a crash. Handlers may ask for ``item: Item`` and
+    use ``item.transaction()``.
     """
     if isinstance(dp, Bot) or not isinstance(dp, Dispatcher):
         raise SpecError("dp", type(dp).__name__, "an aiogram Dispatcher: durable(dp, bot, path)")
@@ -133,7 +134,14 @@ class Durable:
     """The adapter between one dispatcher, one bot and one inbox. ``polling.feed`` is the feed while it is open."""
 
     def __init__(
-        self, dp: Dispatcher, bot: Bot, path: str | PathLike[str], *, storage: bool, outbox: bool, **options: Any
+        self,
+        dp: Dispatcher,
+        bot: Bot,
+        path: str | PathLike[str],
+        *,
+        storage: bool,
+        outbox: bool | Delivery,
+        **options: Any,
     ) -> None:
         self._dp = dp
         self._bot = bot
@@ -158,7 +166,7 @@ class Durable:
         self._stop_polling = dp.stop_polling
         dp.stop_polling = self._on_stop_polling  # type: ignore[method-assign]
         _durables.setdefault(dp, []).append(self)
-        self.outbox = _BotOutbox(bot, self.polling) if outbox else None
+        self.outbox = _BotOutbox(bot, self.polling, delivery_of(outbox)) if outbox else None
         if storage:
             kept = InboxStorage()
             self.polling.on_open.append(lambda: kept.memory.live_in(self.polling.inbox))
@@ -407,10 +415,10 @@ class _Call(msgspec.Struct):
 class _BotOutbox:
     """What handlers send, by the inbox's outbox."""
 
-    def __init__(self, bot: Bot, polling: Polling) -> None:
+    def __init__(self, bot: Bot, polling: Polling, delivery: Delivery) -> None:
         self._bot = bot
         self._polling = polling
-        self._outbox = Outbox(polling.inbox, f"telegram:{bot.id}", limits=TELEGRAM)
+        self._outbox = Outbox(polling.inbox, f"telegram:{bot.id}", limits=TELEGRAM, delivery=delivery)
         self._running: asyncio.Task[None] | None = None
         polling.on_open.append(self._open)
         polling.on_close.append(self._close)

@@ -27,7 +27,7 @@ import msgspec
 
 from everdeck.child import emit
 from everdeck.crashpoints import crash_point
-from everdeck.errors import FeedError, InboxUnavailable
+from everdeck.errors import FeedError, InboxUnavailable, PerhapsSent, SpecError
 from everdeck.feed.dispatcher import ERROR_TEXT_LENGTH, Item
 from everdeck.feed.handling import Listener, answer_of, retry_after_of, tell
 from everdeck.feed.inbox import Inbox
@@ -134,6 +134,11 @@ class Outbox:
                     return bytes(result) if result is not None else None
                 if state < _DEAD:
                     number = seq
+                elif self._policy.finishes_early:
+                    raise PerhapsSent(
+                        f"message {seq} of outbox {self.name!r} was on the wire when the process died; it is not sent "
+                        f"again (at most once)"
+                    )
         if number is None:
             of = None if item is None else item.seq
             promised = await self.inbox.store.write(
@@ -368,6 +373,15 @@ class Outbox:
     def _tell(self, what: str, **facts: object) -> None:
         tell(self._on_event, self.name, what, facts)
         emit({"feed": self.name, "what": what, **facts})
+
+
+def delivery_of(outbox: bool | Delivery) -> Delivery:
+    """What an adapter's ``outbox=`` says."""
+    if isinstance(outbox, bool):
+        return OUTBOX.delivery
+    if outbox not in {"at-least-once", "at-most-once"}:
+        raise SpecError("outbox", outbox, "True | False | at-least-once | at-most-once")
+    return outbox
 
 
 def _execute(connection: Any, query: str, *parameters: Any) -> None:

@@ -56,10 +56,11 @@ from everdeck.feed.botapi import (
 from everdeck.feed.dispatcher import Item, Listener
 from everdeck.feed.inbox import KEEP_DAYS
 from everdeck.feed.memory import Memory
-from everdeck.feed.outbox import Message, Outbox
+from everdeck.feed.outbox import Message, Outbox, delivery_of
 from everdeck.feed.pace import TELEGRAM
 from everdeck.feed.policy import DEFAULT, FeedPolicy, OnError, Retry, RetryOn, permanent
 from everdeck.feed.records import Delivery, FirstRun
+from everdeck.feed.store import Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +91,7 @@ def durable_application(
     order: Order | None = None,
     delivery: Delivery = DEFAULT.delivery,
     persist_before_ack: bool = True,
-    outbox: bool = False,
+    outbox: bool | Delivery = False,
     keep_days: float = KEEP_DAYS,
     on_event: Listener | None = None,
 ) -> "Application[Any, Any, Any, Any, Any, Any]":
@@ -108,7 +109,8 @@ def durable_application(
     With ``persist_before_ack`` the persistence is written before an update is finished instead of every 60 seconds, so
     a conversation is never behind its updates; ``builder.persistence(Persistence())`` writes it in the same commit.
     ``outbox=True`` makes what handlers send durable: not sent twice when an attempt is repeated, and within Telegram's
-    limits. Handlers reach ``item.transaction()`` by ``current_item()``.
+    limits; with ``"at-most-once"`` not even what was on the wire at a crash. Handlers reach ``item.transaction()`` by
+    ``current_item()``.
     """
     if isinstance(builder, Application):
         raise FeedError("durable_application() takes the builder, before build(): the application is already built")
@@ -122,7 +124,7 @@ def durable_application(
     limiter = None
     if outbox:
         users = builder._rate_limiter  # noqa: SLF001 - as above
-        limiter = OutboxLimiter(users if isinstance(users, BaseRateLimiter) else None)
+        limiter = OutboxLimiter(users if isinstance(users, BaseRateLimiter) else None, delivery_of(outbox))
         builder.rate_limiter(limiter)
     app: Any = builder.build()
     if type(app.updater) is not Updater:
@@ -178,6 +180,7 @@ class Durable:
         self.poll_interval = 0.0
         self.error_callback: Callable[[TelegramError], None] | None = None
         self.remembers = False
+        self.outbox: OutboxLimiter | None = None
         self._persist_before_ack = persist_before_ack
         self._persisting = asyncio.Lock()
         self._persist_asked = 0
@@ -646,8 +649,9 @@ class _Call(msgspec.Struct):
 class OutboxLimiter(BaseRateLimiter[Any]):
     """The library's hook around every request: messages of handlers go by the inbox's outbox."""
 
-    def __init__(self, users: "BaseRateLimiter[Any] | None") -> None:
+    def __init__(self, users: "BaseRateLimiter[Any] | None", delivery: Delivery) -> None:
         self._users = users
+        self._delivery: Delivery = delivery
         self._durable: Durable | None = None
         self._outbox: Outbox | None = None
         self._running: asyncio.Task[None] | None = None
@@ -656,7 +660,8 @@ class OutboxLimiter(BaseRateLimiter[Any]):
         """Be the outbox of this application."""
         polling = durable.polling
         self._durable = durable
-        self._outbox = Outbox(polling.inbox, f"telegram:{polling.bot_id}", limits=TELEGRAM)
+        self._outbox = Outbox(polling.inbox, f"telegram:{polling.bot_id}", limits=TELEGRAM, delivery=self._delivery)
+        durable.outbox = self
         polling.on_open.append(self._open)
         polling.on_close.append(self._close)
 
@@ -683,15 +688,22 @@ class OutboxLimiter(BaseRateLimiter[Any]):
         item = current_item()
         is_message = endpoint.startswith(_SENDING) and endpoint not in _NOT_A_MESSAGE
         if item is not None and is_message and self._outbox is not None and self._running is not None:
-            wire = RequestData([RequestParameter.from_input(key, value) for key, value in data.items()])
-            if not wire.contains_files:
-                payload = msgspec.json.encode(_Call(endpoint, wire.json_parameters))
-                chat = data.get("chat_id")
-                answer = await self._outbox.send(payload, key=None if chat is None else str(chat), item=item)
+            payload = _written(endpoint, data)
+            if payload is not None:
+                answer = await self._outbox.send(payload, key=_chat(data), item=item)
                 return msgspec.json.decode(answer or b"null")
         if self._users is not None:
             return await self._users.process_request(callback, args, kwargs, endpoint, data, rate_limit_args)
         return await callback(*args, **kwargs)
+
+    def put(self, db: Transaction, method: str, **fields: Any) -> int:
+        """Promise a message in a transaction; it is sent after the commit: ``put(db, "sendMessage", chat_id=…, …)``."""
+        if self._outbox is None:
+            raise FeedError("this outbox serves no application yet")
+        payload = _written(method, fields)
+        if payload is None:
+            raise SpecError("method", method, "a message without uploaded files (use a file_id or a URL)")
+        return self._outbox.put(db, payload, key=_chat(fields))
 
     async def _deliver(self, message: Message) -> bytes:
         call = msgspec.json.decode(message.payload, type=_Call)
@@ -713,6 +725,17 @@ class OutboxLimiter(BaseRateLimiter[Any]):
         if running is not None:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+
+def _written(method: str, fields: dict[str, Any]) -> bytes | None:
+    """A request as it is written down; None if it uploads a file, which cannot be."""
+    wire = RequestData([RequestParameter.from_input(key, value) for key, value in fields.items()])
+    return None if wire.contains_files else msgspec.json.encode(_Call(method, wire.json_parameters))
+
+
+def _chat(fields: dict[str, Any]) -> str | None:
+    chat = fields.get("chat_id")
+    return None if chat is None else str(chat)
 
 
 def _uncancel() -> None:
