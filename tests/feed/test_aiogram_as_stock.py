@@ -1,6 +1,7 @@
 """Adding durable() changes nothing that a bot's author can see, except that nothing is lost: aiogram beside aiogram."""
 
 import asyncio
+import inspect
 import logging
 import os
 import sys
@@ -364,6 +365,39 @@ def test_the_first_poll_has_the_polling_timeout(bots: Bots) -> None:
         async with bots.polling(dp, bot, polling_timeout=3):
             await asyncio.to_thread(bots.server.wait_for, lambda server: bool(server.polls()))
         assert bots.server.polls()[0].timeout == 3
+
+    asyncio.run(scenario())
+
+
+@KINDS
+def test_the_limit_of_tasks_counts_right(bots: Bots, kind: str) -> None:
+    """With tasks_concurrency_limit=3 three run at once, and never a fourth."""
+    if "tasks_concurrency_limit" not in inspect.signature(Dispatcher.start_polling).parameters:
+        pytest.skip("this aiogram does not know the option")
+
+    async def scenario() -> None:
+        dp, running, most = Dispatcher(), 0, 0
+        three = asyncio.Event()
+
+        @dp.message()
+        async def on_message(message: Message) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            if running == 3:
+                three.set()
+            await three.wait()
+            for _ in range(5):
+                await asyncio.sleep(0.001)
+            running -= 1
+            bots.saw(message.text)
+
+        bot = made(bots, dp, kind)
+        for number in range(1, 31):
+            bots.server.say(str(number), chat_id=number)
+        async with bots.polling(dp, bot, tasks_concurrency_limit=3):
+            await bots.until(lambda: len(bots.seen) == 30)
+        assert most == 3
 
     asyncio.run(scenario())
 

@@ -4,6 +4,9 @@ import asyncio
 import contextlib
 import os
 import signal
+import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from everdeck.errors import FeedError, SpecError
 from everdeck.feed import Batch, Feed, FileCursor, Inbox, Position, Record, Retry, consume, poll
 from everdeck.feed import consume as consume_function
 from support.feed_upstream import Upstream, UpstreamSource, update
+from support.waiting import eventually
 
 AT_ONCE = Retry(seconds=0.0, cap_seconds=0.0)
 
@@ -219,7 +223,7 @@ def test_sigterm_stops_gracefully(tmp_path: Path) -> None:
 
 
 def test_a_handler_that_swallows_its_cancellation_does_not_hold_up_the_stop(tmp_path: Path) -> None:
-    """It is left behind; its item comes again."""
+    """It is left behind; its item comes again, and the attempt counts: at the third stop it is a dead letter."""
     upstream = Upstream()
     upstream.arrive(update(1))
     started, release = asyncio.Event(), asyncio.Event()
@@ -246,8 +250,84 @@ def test_a_handler_that_swallows_its_cancellation_does_not_hold_up_the_stop(tmp_
             stream = inbox.stream("telegram:1")
             await stream.begin()
             assert stream.counts().waiting == 1
+            async with inbox.transaction() as db:
+                assert db.execute("SELECT attempts FROM everdeck_item").fetchall() == [(1,)]
 
     asyncio.run(scenario())
+
+
+def test_two_feeds_of_one_program_both_hear_sigterm(tmp_path: Path) -> None:
+    """The first one listens for all of them."""
+
+    async def scenario() -> None:
+        both = asyncio.Barrier(3)
+
+        async def handler(_item: Any) -> None:
+            await both.wait()
+
+        async def feed(name: str) -> None:
+            source = poll(lambda: [{"id": 1}], name=name, every=0.01)
+            await consume(source, handler, inbox=Inbox(tmp_path / f"{name}.db"))
+
+        running = [asyncio.ensure_future(feed(name)) for name in ("one", "other")]
+        await in_time(both.wait())  # both are at work
+        os.kill(os.getpid(), signal.SIGTERM)
+        await in_time(asyncio.gather(*running))
+
+    asyncio.run(scenario())
+
+
+def test_a_source_that_blocks_does_not_hold_up_the_exit(tmp_path: Path) -> None:
+    """A plain function that waits for an hour runs in a thread that nobody waits for."""
+    program = f"""
+import asyncio, time
+from everdeck.feed import Inbox, consume, poll
+
+def ask():
+    print("asked", flush=True)
+    time.sleep(3600)
+
+asyncio.run(consume(poll(ask), print, inbox=Inbox({str(tmp_path / "bot.db")!r})))
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "asked\n"
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def test_a_locked_file_never_blocks_the_loop(tmp_path: Path) -> None:
+    """Somebody else holds SQLite's lock: the loop ticks on, and everything is stored and done when he lets go."""
+    path, handled = tmp_path / "bot.db", []
+    stop, told = asyncio.Event(), asyncio.Event()
+
+    async def scenario() -> None:
+        feed = asyncio.ensure_future(
+            consume(
+                poll(lambda: [{"id": len(handled) + 1}], every=0.01),
+                lambda item: handled.append(item.id),
+                inbox=Inbox(path),
+                on_event=lambda event: told.set() if event["what"] == "inbox-unavailable" else None,
+                stop=stop,
+            )
+        )
+        await eventually(lambda: handled)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        await in_time(told.wait())  # its wait for the lock is over, and the next one begins
+        for _ in range(300):  # of 0.8 s each if the loop waited too
+            await asyncio.sleep(0.005)
+        known = len(handled)
+        other.execute("COMMIT")
+        other.close()
+        await eventually(lambda: len(handled) >= known + 3)
+        stop.set()
+        await feed
+
+    asyncio.run(in_time(scenario()))
 
 
 def test_a_source_that_fails_is_asked_again_at_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,3 +67,35 @@ def test_the_message_is_parked_not_the_worker(deck: Deck, tmp_path: Path, way: s
     letters = [event.detail for event in deck.events() if event.detail.get("what") == "dead-letter"]
     assert [(letter["feed"], letter["id"], letter["attempts"]) for letter in letters] == [("numbers", 3, 3)]
     assert any(event.kind == "ready" for event in deck.events())
+
+
+POISONED = """
+import asyncio, ctypes
+from everdeck.feed import Inbox, consume, poll
+
+
+def messages():
+    return [{"id": n, "chat": 7, "text": "segv" if n in (2, 4) else "hello"} for n in range(1, 7)]
+
+
+def handle(item):
+    if item.value["text"] == "segv":
+        ctypes.string_at(0)
+
+
+source = poll(messages, every=3600, name="messages")
+asyncio.run(consume(source, handle, inbox=Inbox("bot.db"), key=lambda value: value["chat"]))
+"""
+
+
+def test_two_messages_of_one_chat_that_kill_the_process(deck: Deck, tmp_path: Path) -> None:
+    """With the breaker as it comes: two dead letters, the rest of the chat handled, and a running bot."""
+    (tmp_path / "bot.py").write_text(POISONED)
+    quick = Restart(backoff_seconds=0.05, backoff_cap_seconds=0.1)  # more than five crashes in five minutes is too much
+    deck.start("alice", [sys.executable, str(tmp_path / "bot.py")], health=Health(notify=True), restart=quick)
+    until(lambda: deck.status("alice").status_text == "4 done, 0 in flight, 2 dead", "status")
+    status = deck.status("alice")
+    assert (status.state, status.restarts) == ("running", 6)
+    letters = [event.detail for event in deck.events() if event.detail.get("what") == "dead-letter"]
+    assert [letter["id"] for letter in letters] == [2, 4]
+    assert all("Segmentation fault" in letter["error"] for letter in letters)

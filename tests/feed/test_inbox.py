@@ -514,3 +514,34 @@ def test_a_feed_outlives_a_full_disk(tiny_disk: Path, monkeypatch: pytest.Monkey
     # Whoever polled just then could not store what it got: that the source goes on is told too.
     assert told[0] == "inbox-unavailable"
     assert set(told) <= {"inbox-unavailable", "source-recovered"}
+
+
+def test_dead_letters_expire(tmp_path: Path) -> None:
+    """After keep_days they are dropped by the housekeeping, those of the outbox too; younger ones stay."""
+    now = Now()
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db", keep_days=2, clock=now) as inbox:
+            stream = inbox.stream("s")
+            await stream.begin()
+            await stream.store([Record(1, b"{}"), Record(2, b"{}")], 3)
+            dispatcher = Dispatcher(stream)
+            await dispatcher.open()
+            first, second = await dispatcher.take()
+            await first.set_aside("no")
+            async with inbox.transaction() as db:
+                row = ("o", b"", 0, 2, now())
+                db.execute(
+                    "INSERT INTO everdeck_outbox (outbox, payload, put_at, state, died_at) VALUES (?, ?, ?, ?, ?)", row
+                )
+            now.time += DAY
+            await second.set_aside("no")
+            now.time += 1.5 * DAY
+            await inbox.housekeep()
+            assert [letter.id for letter in inbox.dead_letters()] == [2]
+            assert inbox.store.read("outbox_dead_list", None, None, None, None, -1) == []
+            await dispatcher.stop()
+
+    asyncio.run(scenario())
+    with pytest.raises(SpecError, match="keep_days"):
+        Inbox(tmp_path / "bot.db", keep_days=0)

@@ -4,15 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from everdeck.errors import FeedError
-from everdeck.feed import Inbox, Message, Outbox, Retry, consume
+from everdeck.errors import FeedError, PerhapsSent
+from everdeck.feed import Dispatcher, Inbox, Message, Outbox, Record, Retry, consume
 from everdeck.feed.outbox import drop_unsent, retry_unsent
+from everdeck.feed.pace import Limits
 from support.feed_upstream import Upstream, UpstreamSource, update
+from support.waiting import eventually
 
 AT_ONCE = Retry(seconds=0.0, cap_seconds=0.0)
 
@@ -210,3 +213,99 @@ def test_a_long_wait_that_was_asked_for_survives_a_restart(tmp_path: Path) -> No
                 assert not tried.is_set()
 
     asyncio.run(scenario())
+
+
+def test_what_can_never_be_sent_is_set_aside_at_once(tmp_path: Path) -> None:
+    """A 403 is not tried eight times; the chat flows on."""
+    tried: list[str] = []
+
+    class Blocked(Exception):
+        permanent = True
+
+    async def send(message: Message) -> None:
+        tried.append(message.value)
+        if message.value == "blocked":
+            raise Blocked
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            outbox = Outbox(inbox)
+            await outbox.add("blocked", key="a")
+            await outbox.add("next", key="a")
+            async with sending(outbox, send):
+                await asyncio.wait_for(outbox.sent(), 60)
+            assert [(letter.key, letter.attempts) for letter in outbox.dead_letters()] == [("a", 1)]
+
+    asyncio.run(scenario())
+    assert tried == ["blocked", "next"]
+
+
+@pytest.mark.parametrize(("delivery", "sent_in_all"), [("at-least-once", 2), ("at-most-once", 1)])
+def test_what_was_on_the_wire_at_a_crash_is_a_choice(tmp_path: Path, delivery: Any, sent_in_all: int) -> None:
+    """Sent again, or set aside; and a handler that asks for it again learns that nobody knows."""
+    sent: list[str] = []
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            stream = inbox.stream("s")
+            await stream.begin()
+            await stream.store([Record(1, b"1", None)], 2)
+            dispatcher = Dispatcher(stream)
+            await dispatcher.open()
+            (item,) = await dispatcher.take()
+            outbox = Outbox(inbox, delivery=delivery)
+            on_the_wire = asyncio.Event()
+
+            async def die(message: Message) -> None:
+                sent.append(message.value)
+                on_the_wire.set()
+                await asyncio.Event().wait()
+
+            asking = asyncio.ensure_future(outbox.send("hello", item=item))
+            running = asyncio.ensure_future(outbox.run(die))
+            await asyncio.wait_for(on_the_wire.wait(), 30)
+            # As a kill would leave it: what it does when it is cancelled in good order is not wanted here.
+            again = Outbox(inbox, delivery=delivery)
+            item.sends.clear()
+            async with sending(again, lambda message: sent.append(message.value)):
+                if delivery == "at-most-once":
+                    await eventually(again.dead_letters)
+                    with pytest.raises(PerhapsSent):
+                        await again.send("hello", item=item)
+                else:
+                    await asyncio.wait_for(again.send("hello", item=item), 30)
+            for task in (asking, running):
+                task.cancel()
+            await asyncio.gather(asking, running, return_exceptions=True)
+            await item.done()
+            await dispatcher.stop()
+
+    asyncio.run(scenario())
+    assert sent == ["hello"] * sent_in_all
+
+
+def test_the_limits_hold_while_it_sends(tmp_path: Path) -> None:
+    """In all, per chat, per group; a chat that has to wait holds up no other."""
+    times: list[tuple[str | None, float]] = []
+    limits = Limits(per_second=50, per_key_per_second=10, per_group_per_minute=2)
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            outbox = Outbox(inbox, limits=limits)
+            for number in range(3):
+                for key in ("1", "2", "3", "-100"):
+                    await outbox.add(number, key=key)
+
+            def send(message: Message) -> None:
+                times.append((message.key, asyncio.get_running_loop().time()))
+
+            async with sending(outbox, send):
+                await eventually(lambda: len(times) == 11)
+                assert outbox.waiting() == 1  # the group's third waits for its minute
+
+    asyncio.run(scenario())
+    for key in ("1", "2", "3"):
+        own = [at for one, at in times if one == key]
+        assert all(later - earlier > 0.05 for earlier, later in pairwise(own))
+    assert times[-1][1] - times[0][1] > 0.15  # eleven at fifty a second
+    assert [key for key, _ in times].count("-100") == 2

@@ -208,9 +208,12 @@ class Store:
 
     def forked(self) -> None:
         """We are a copy of the process that has the claim: it must be free when that one ends."""
-        if self._lock_fd is not None:
-            os.close(self._lock_fd)
-            self._lock_fd = None
+        fd, self._lock_fd = self._lock_fd, None
+        ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            ledger.close()  # a mapping keeps the open file, and so its lock, as a descriptor does (flock(2), mmap(2))
+        if fd is not None:
+            os.close(fd)
 
     # --- reading ---
 
@@ -379,9 +382,9 @@ _CLAIMED: Final[weakref.WeakSet[Store]] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
+    last_words.forked()
     for store in list(_CLAIMED):
         store.forked()
-    last_words.forked()
 
 
 os.register_at_fork(after_in_child=_after_fork)
