@@ -120,7 +120,8 @@ class Trial:
         self.ended_itself += not self.is_up
         for number in self.signals:
             if self.is_up:
-                os.kill(self.bot.pid, number)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended itself
+                    os.kill(self.bot.pid, number)
                 self.bot.join(0.5)  # a stop is noted before it waits for anybody
         self.bot.join()
 

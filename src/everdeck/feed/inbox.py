@@ -38,7 +38,7 @@ REMEMBER_IDS: Final = 250_000
 MAX_BACKLOG: Final = 50_000
 KEEP_DAYS: Final = 30.0
 # Payloads of what has just arrived are kept at hand, for most of it is worked on at once.
-AT_HAND_BYTES: Final = 4_000_000
+AT_HAND_BYTES: Final = 1_000_000
 FORGET_AT_ONCE: Final = 5_000
 STORES_BETWEEN_HOUSEKEEPING: Final = 64
 

@@ -48,6 +48,7 @@ OLDEST_SQLITE: Final = (3, 38, 0)  # the operator ->>; STRICT tables came with 3
 BUSY_SECONDS: Final = 0.8  # of the file's thread, in which nobody may wait for long
 PATIENT_SECONDS: Final = 10.0  # of a program that has nothing else to do
 READ_BUSY_SECONDS: Final = 0.1
+READER_CACHE_KIB: Final = 256
 LAST_WORDS_LENGTH: Final = 1500
 WAL_BYTES_KEPT: Final = 16_000_000
 VACUUM_PAGES: Final = 256
@@ -430,7 +431,10 @@ def _connect(path: Path, *, create: bool, busy_seconds: float = PATIENT_SECONDS)
 
 def _reader(path: Path) -> sqlite3.Connection:
     with _translated(path):
-        return sqlite3.connect(path, timeout=READ_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        reader = sqlite3.connect(path, timeout=READ_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    # What it reads it reads once: pages kept by each reader are memory for nothing.
+    reader.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
+    return reader
 
 
 def _refuse_foreign(path: Path, connection: sqlite3.Connection) -> None:
