@@ -18,6 +18,7 @@ from everdeck.testing.telegram import TelegramServer
 from support.repo_examples import ROOT
 from support.tg_lives import life_of, run_program
 
+pytestmark = pytest.mark.timeout(900)
 ENDS = int(os.environ.get("EVERDECK_ENDS", "3"))
 MESSAGES = 12
 ON_THE_WIRE = 16  # what the adapters' outboxes send at once

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from everdeck.feed import dispatcher
 from everdeck.feed.ptb import Persistence, current_item, durable_application
 from everdeck.testing.telegram import TelegramServer, text_update
 from feed.test_ptb import AT_ONCE, Apps
+from support.tg_lives import life_of
 from support.waiting import until
 
 KINDS = pytest.mark.parametrize("kind", ["stock", "durable"])
@@ -71,6 +73,38 @@ def test_a_poll_interval_does_not_slow_the_handling(apps: Apps, kind: str) -> No
                 await apps.until(lambda: len(apps.seen) == 20)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", ["sys.exit", "KeyboardInterrupt", "os.execv"])
+def test_a_handler_that_ends_the_program_does_it_once(apps: Apps, tmp_path: Path, how: str) -> None:
+    """As with the stock library: the next start does not run it again."""
+    apps.server.say("end")
+    for expected in (["end"], ["end", "later"]):
+        with life_of(_end_by, how, apps.server.base_url, apps.server.token, str(tmp_path)) as life:
+            life.join(60)
+            assert life.exitcode is not None
+        assert (tmp_path / "journal").read_text().split() == expected
+        apps.server.say("later")
+
+
+def _end_by(how: str, base_url: str, token: str, directory: str) -> None:
+    """A bot that ends itself when it is told "end", and anyhow with the second message."""
+    logging.disable(logging.CRITICAL)
+
+    async def on_message(update: Update, _context: ContextTypes.DEFAULT_TYPE) -> None:
+        text = update.effective_message.text  # type: ignore[union-attr]
+        with (Path(directory) / "journal").open("a") as journal:
+            journal.write(f"{text}\n")
+        if text == "end" and how == "os.execv":
+            os.execv("/bin/true", ["true"])  # noqa: S606 - a bot that restarts itself
+        if text == "end" and how == "KeyboardInterrupt":
+            raise KeyboardInterrupt
+        sys.exit()
+
+    builder = Application.builder().token(token).base_url(base_url)
+    app = durable_application(builder, Path(directory) / "bot.db")
+    app.add_handler(MessageHandler(filters.TEXT, on_message))
+    app.run_polling()
 
 
 @KINDS
