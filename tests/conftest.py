@@ -17,7 +17,8 @@ import pytest
 from support.repo_processes import end_all_under, leaves, processes_under
 
 KINDS = (
-    "unit", "kernel", "process", "crash", "feed", "satellites", "contract", "browser", "hostile", "kubernetes", "docs",
+    "unit", "kernel", "process", "crash", "feed", "satellites", "contract", "browser", "hostile", "kubernetes",
+    "machine", "docs",
 )  # fmt: skip
 HERE = Path(__file__).parent
 LEAVING_SECONDS = 10

@@ -287,6 +287,21 @@ def test_a_program_that_daemonises_itself_is_told_of(tmp_path: Path, how: str) -
         assert expected in (deck.status("d").health_reason or "")
 
 
+def test_the_reason_of_one_end_is_not_told_of_the_next_start(tmp_path: Path) -> None:
+    """It left a daemon behind once; started again in the foreground, and killed there, it is told nothing of that."""
+    once = f"[ -e {tmp_path}/flag ] && exec sleep 1000; touch {tmp_path}/flag; setsid sleep 1000 & exit 0"
+    with Deck(tmp_path / "state") as deck:
+        deck.start("d", ["sh", "-c", once], restart=Restart("never"))
+        until(lambda: deck.status("d").health_reason is not None, "its leader left a daemon behind")
+        pid = deck.start("d").pid
+        assert deck.status("d").health_reason is None
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: deck.status("d").state is State.EXITED, "it was killed")
+        told = next(event for event in deck.events(worker="d") if event.kind == "crashed")
+        assert "reason" not in told.detail
+
+
 def test_a_worker_that_simply_ends_is_told_nothing_about_daemons(tmp_path: Path) -> None:
     """Only what left somebody behind hears of it."""
     with Deck(tmp_path / "state") as deck:

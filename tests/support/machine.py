@@ -8,9 +8,11 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal, TypeAlias
 
-STATE = "/data/deck"
+Cut: TypeAlias = int | Literal["all"] | None
+"""A seed: some of what was not flushed is lost. None: only what was in the machine's own memory (as sysrq-b)."""
+
 BOOT_SECONDS = 900
 COMMAND_SECONDS = 600
 
@@ -75,14 +77,23 @@ class Machine:
         self.run("systemctl reboot", check=False)
         self.wait_up(other_than=before)
 
-    def cut_power(self, seed: int | None = None) -> int:
-        """Stop it dead, forget what its disk had not flushed (or some of it), boot; returns how many blocks went."""
-        before = self.boot_id()
+    def listen(self) -> IO[str]:
+        """The serial line of the deck at work (``scripts/machine power``), line by line; it outlives a cut."""
+        line = socket.socket(socket.AF_UNIX)
+        line.settimeout(BOOT_SECONDS)
+        line.connect(str(self._run / "line"))
+        return line.makefile("r", errors="replace")
+
+    def begin(self) -> None:
+        """Let the deck at work boot, now that somebody listens."""
+        self._monitor("cont")
+
+    def switch_off_and_on(self, how: Cut) -> int:
+        """Stop it dead; returns how many blocks that were not flushed are gone. Nobody waits until it is up again."""
         self._monitor("stop")
-        lost = self._disk("cut" if seed is None else f"cut {seed}")
+        lost = 0 if how is None else self._disk("cut" if how == "all" else f"cut {how}")
         self._monitor("system_reset")
         self._monitor("cont")
-        self.wait_up(other_than=before)
         return lost
 
     def disk_lies(self, lies: bool) -> None:

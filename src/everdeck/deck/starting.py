@@ -164,6 +164,8 @@ class Starting:
                 adopted=False,
                 ready=False,
                 status_text=None,
+                # Why the last one ended; of an ill one it is told until this one is known to be well.
+                reason=order.before.reason if order.spec.health is not None else None,
             )
             intents.append((order, intent))
         try:

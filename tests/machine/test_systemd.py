@@ -1,0 +1,137 @@
+"""The exported units, really installed: workers stay through every end of the daemon, once each, with their limits."""
+
+import json
+from typing import Any
+
+import pytest
+
+from support.machine import Machine
+
+STATE = "/var/lib/everdeck"
+LIMITED = """
+import json, sys
+from everdeck import Deck, Limits, Restart
+forever = ["sh", "-c", "exec sleep 100000"]
+hog = ["/opt/venv/bin/python", "-SEc", "x = []\\nwhile 1: x.append(bytearray(1 << 20))"]
+with Deck(sys.argv[1]) as deck:
+    deck.start("stays", forever, limits=Limits(memory_bytes=64 << 20, cpu_percent=20, pids=20))
+    deck.start("byhand", forever)
+    deck.stop("byhand")
+    deck.start("hog", hog, limits=Limits(memory_bytes=48 << 20), restart=Restart("never"))
+    family = ["sh", "-c", '"$@"; exec sleep 100000', "sh", *hog]
+    deck.start("family", family, limits=Limits(memory_bytes=48 << 20))
+    told = {}
+    for event in deck.follow(after=0):
+        if event.kind in ("crashed", "killed"):
+            told.setdefault(event.worker, []).append([str(event.kind), event.detail])
+        if any(kind == "crashed" for kind, _ in told.get("hog", [])) and "family" in told:
+            break
+    status = {one.name: [str(one.state), one.pid, str(one.containment), str(one.exit), one.health_reason]
+              for one in deck.list()}
+print(json.dumps({"told": told, "status": status}))
+"""
+LOOK = """
+import json, sys
+from everdeck import Deck
+with Deck(sys.argv[1]) as deck:
+    print(json.dumps({one.name: [str(one.state), one.pid, one.adopted] for one in deck.list()}))
+"""
+INTERFACES = "import socket, json; print(json.dumps(socket.if_nameindex() != []))"
+
+
+class Unit:
+    """One installed unit."""
+
+    def __init__(self, machine: Machine, words: str, state: str, user: str) -> None:
+        self._machine = machine
+        self.state, self.user = state, user
+        self._manager = "systemctl --user" if words == "--user" else "systemctl"
+        folder = "~/.config/systemd/user" if words == "--user" else "/etc/systemd/system"
+        self.run(f"mkdir -p {folder} && everdeck export systemd {words} --state {state} -o {folder}/everdeck.service")
+        self.systemctl("daemon-reload")
+
+    def run(self, command: str) -> str:
+        """As whoever the daemon runs as."""
+        return self._machine.run(f"export XDG_RUNTIME_DIR=/run/user/$(id -u); {command}", user=self.user)
+
+    def systemctl(self, words: str) -> str:
+        """Of the unit's manager."""
+        return self.run(f"{self._manager} {words}")
+
+    def look(self) -> Any:
+        """The deck's workers: state, pid, adopted."""
+        return self._machine.python(LOOK, self.state, user=self.user)
+
+    def pid(self) -> int:
+        """The daemon's."""
+        return int(self.systemctl("show -p MainPID --value everdeck"))
+
+    def limit(self) -> str:
+        """What the kernel has as the memory limit of the worker that stays."""
+        unit = self.systemctl("show -p ControlGroup --value everdeck").strip()
+        return self.run(f"cat /sys/fs/cgroup{unit}/everdeck-*/stays/memory.max").strip()
+
+
+@pytest.mark.parametrize("whose", ["system", "user"])
+def test_workers_and_their_limits_outlive_every_end_of_the_daemon(machine: Machine, whose: str) -> None:
+    """Start, limits, a lack of memory, reload, restart, kill -9, reboot: one copy each; who was stopped stays so."""
+    if whose == "user":
+        machine.run("loginctl enable-linger bots")
+        unit = Unit(machine, "--user", "/home/bots/deck", "bots")
+    else:
+        unit = Unit(machine, "", STATE, "root")
+    unit.systemctl("enable --now everdeck")
+    seen = machine.python(LIMITED, unit.state, user=unit.user)
+    status, told = seen["status"], seen["told"]
+    assert status["stays"][2] == status["family"][2] == "cgroup"
+    assert status["hog"][3] == "killed by SIGKILL (out of memory)"
+    assert told["hog"][-1][1]["exit"]["oom"] is True
+    assert told["family"][0][0] == "killed"
+    assert "out of memory" in status["family"][4]
+    assert unit.limit() == str(64 << 20)
+    pid = status["stays"][1]
+
+    daemon = unit.pid()
+    unit.systemctl("reload everdeck")
+    assert unit.pid() == daemon
+    unit.systemctl("restart everdeck")
+    assert unit.pid() != daemon
+    after = unit.look()
+    assert after["stays"] == ["running", pid, True]
+    assert after["byhand"][:2] == ["stopped", None]
+    assert unit.limit() == str(64 << 20)
+
+    daemon = unit.pid()
+    unit.run(f"kill -9 {daemon}")
+    machine.until("the next daemon", lambda: unit.pid() not in {0, daemon} and "active" in unit.systemctl(
+        "show -p ActiveState --value everdeck").split())  # fmt: skip
+    assert unit.look()["stays"] == ["running", pid, True]
+    assert unit.limit() == str(64 << 20)
+
+    machine.reboot()
+    machine.until("the unit is up", lambda: unit.systemctl("show -p ActiveState --value everdeck") == "active\n")
+    after = unit.look()
+    assert after["stays"][0] == after["family"][0] == "running"
+    assert after["byhand"][:2] == ["stopped", None]
+    assert machine.run("pgrep -cf 'slee[p] 100000'", check=False).strip() == "2"  # stays, family: one each
+    machine.python(LOOK.replace("print", "deck.stop_all(); print"), unit.state, user=unit.user)
+    unit.systemctl("disable --now everdeck")
+
+
+def test_the_system_unit_is_hardened_and_its_workers_work(machine: Machine) -> None:
+    """No worse than 4 by systemd's own count; a worker may ask for the network's interfaces."""
+    unit = Unit(machine, "", STATE, "root")
+    unit.systemctl("start everdeck")
+    told = machine.run("systemd-analyze security everdeck --no-pager")
+    assert float(told.rsplit("everdeck.service:", 1)[1].split()[0]) <= 4
+    program = json.dumps(["/opt/venv/bin/python", "-SEc", INTERFACES])
+    said = machine.python(
+        "import json, sys\nfrom everdeck import Deck\nwith Deck(sys.argv[1]) as deck:\n"
+        f"    deck.start('asks', {program})\n"
+        "    for event in deck.follow(after=0):\n"
+        "        if event.worker == 'asks' and event.kind in ('exited', 'crashed'): break\n"
+        "    print(json.dumps(deck.logs('asks', lines=5)))\n",
+        STATE,
+    )
+    assert any("true" in line for line in said)
+    unit.systemctl("stop everdeck")
