@@ -6,6 +6,7 @@ only the machine is reset. The ledger is outside. EVERDECK_CUTS says how often (
 
 import json
 import os
+from collections.abc import Iterator
 from typing import IO, Any
 
 from support.machine import Cut, Machine
@@ -16,7 +17,7 @@ ANSWERS = 12  # between two cuts
 UNSYNCED = bool(os.environ.get("EVERDECK_UNSYNCED"))
 
 
-def _lines(line: IO[str]) -> "Any":
+def _lines(line: IO[str]) -> Iterator[dict[str, Any]]:
     """What the workload tells; a line that the cut tore is no line."""
     for text in line:
         try:
@@ -27,9 +28,18 @@ def _lines(line: IO[str]) -> "Any":
 
 def test_what_was_answered_survives_power_cuts(machine: Machine) -> None:
     """Without its syncs (EVERDECK_UNSYNCED=1) the same program is caught."""
-    ledger, faults, lost = Ledger(), [], 0
-    told = _lines(machine.listen())
-    machine.begin()
+    with machine.listening() as line:
+        machine.begin()
+        faults = _faults_of_cuts(machine, _lines(line))
+    if UNSYNCED:
+        assert faults, "a program without syncs must be caught"
+    else:
+        assert not faults, "\n".join(faults)
+
+
+def _faults_of_cuts(machine: Machine, told: Iterator[dict[str, Any]]) -> list[str]:
+    ledger, lost = Ledger(), 0
+    faults: list[str] = []
     kinds: tuple[Cut, ...] = ("all", 1, None)
     for cut in range(CUTS + 1):
         found = next(one for one in told if _heard(ledger, one)["what"] == "found")
@@ -50,10 +60,7 @@ def test_what_was_answered_survives_power_cuts(machine: Machine) -> None:
             f"{ledger.confirmed} messages, {lost} blocks lost so far, {len(faults)} faults",
             flush=True,
         )
-    if UNSYNCED:
-        assert faults, "a program without syncs must be caught"
-    else:
-        assert not faults, "\n".join(faults)
+    return faults
 
 
 def _heard(ledger: Ledger, line: dict[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """The virtual machine of ``scripts/machine``, from outside: commands by ssh, its power switch and its disk."""
 
+import contextlib
 import json
 import os
 import shlex
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
@@ -77,12 +78,14 @@ class Machine:
         self.run("systemctl reboot", check=False)
         self.wait_up(other_than=before)
 
-    def listen(self) -> IO[str]:
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[IO[str]]:
         """The serial line of the deck at work (``scripts/machine power``), line by line; it outlives a cut."""
-        line = socket.socket(socket.AF_UNIX)
-        line.settimeout(BOOT_SECONDS)
-        line.connect(str(self._run / "line"))
-        return line.makefile("r", errors="replace")
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(BOOT_SECONDS)
+            line.connect(str(self._run / "line"))
+            with line.makefile("r", errors="replace") as lines:
+                yield lines
 
     def begin(self) -> None:
         """Let the deck at work boot, now that somebody listens."""
