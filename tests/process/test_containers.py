@@ -24,7 +24,7 @@ def bots() -> Iterator[Engine]:
 def test_the_recipe_reaps_stops_politely_and_comes_back(bots: Engine, proc_sys: bool) -> None:
     """As an ordinary account, with a read-only root, and whether or not there is a ``/proc/sys``."""
     first = bots.run(proc_sys=proc_sys)
-    assert "this is PID 1: SIGTERM stops every worker" in first.said
+    until(lambda: "this is PID 1: SIGTERM stops every worker" in first.said, "it did not say what its end means")
     first.runs(*bots.recipe.health)
     assert first.workers()["alice"]["state"] == "running"
     first.types("start", "polite", "--cwd", f"{bots.recipe.volume}/workers/polite/data", "--", "sh", "-c", POLITE)
