@@ -29,7 +29,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 import msgspec
 
-from everdeck.errors import ClientError, DeckClosed, NoOwner, SpecError, TokenRefused, Unsupported
+from everdeck.errors import ClientError, DeckClosed, MessageLost, NoOwner, SpecError, TokenRefused, Unsupported
 from everdeck.faults import Fault, error_of
 from everdeck.messages import FeedStatus, Letter, LetterVerb, Message, MessageStream, Outgoing, Which, outgoing
 from everdeck.model import Event, Layer, ProcessInfo, WorkerSpec, WorkerStatus, worker_name
@@ -536,9 +536,11 @@ class RemoteMessages(MessageStream):
         if self._stream is None:
             asked = {"most": _IN_HAND} | ({} if self._worker is None else {"worker": self._worker})
             self._stream = self._deck._stream("/api/v1/messages", asked, None)  # noqa: SLF001 - of one module
-        async for _, data in self._stream:
+        stream = self._stream
+        async for _, data in stream:
             handed = _decoded(data, _Handed)
-            handed.message.__dict__["_hold"] = _RemoteHold(self._deck, handed.claim, self._run)
+            hold = _RemoteHold(self._deck, handed.claim, self._run, lambda: self._stream is stream)
+            handed.message.__dict__["_hold"] = hold
             return handed.message
         raise DeckClosed(f"the deck {self._deck.where} is closed")
 
@@ -559,10 +561,13 @@ class RemoteMessages(MessageStream):
 class _RemoteHold:
     """A claim at the daemon; see :class:`everdeck.messages.Hold`."""
 
-    def __init__(self, deck: RemoteDeck, claim: str, run: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self, deck: RemoteDeck, claim: str, run: Callable[[Any], Any] | None, is_open: Callable[[], bool]
+    ) -> None:
         self._deck = deck
         self._path = f"/api/v1/messages/{claim}"
         self._run = run
+        self._is_open = is_open
         self._replies: list[dict[str, Any]] = []
         self._over = False
 
@@ -587,6 +592,11 @@ class _RemoteHold:
         if self._over:
             return
         self._over = True
+        if not self._is_open():
+            # The daemon hands it back as soon as it hears that the stream has ended: who is quicker must not matter.
+            if error is None:
+                raise MessageLost("the messages are closed; it was handed back")
+            return
         if error is None:
             await self._deck._ask(_Decided, "POST", f"{self._path}/ack", {"replies": self._replies})  # noqa: SLF001 - as above
         elif isinstance(error, asyncio.CancelledError | GeneratorExit | KeyboardInterrupt | SystemExit):
