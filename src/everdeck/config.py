@@ -135,6 +135,16 @@ class DeckTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         DurabilityMode,
         Meta(description="What an answer survives: a power cut, or the death of any process (quicker to give)."),
     ] = "power"
+    auto_uids: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^[0-9]+-[0-9]+$",
+                description='Uids for workers with user = "auto": FIRST-LAST; one range per deck.',
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class NotifyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -78,3 +78,22 @@ def test_a_range_that_is_used_up_is_said(place: Path, mallory: Account, monkeypa
             await deck.stop_all()
 
     asyncio.run(scenario())
+
+
+def test_the_range_is_the_decks_and_a_worker_keeps_its_uid(
+    place: Path, mallory: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the library or the file says it; another range later changes nobody who has a uid."""
+    monkeypatch.setattr(rights, "_chosen_uids", None)
+
+    async def scenario() -> None:
+        async with AsyncDeck(place / "state", auto_uids="1900100000-1900100009") as deck:
+            assert _uid((await deck.start("alice", SLEEPER, user="auto")).pid) == 1900100000
+        async with AsyncDeck(place / "state", auto_uids="1900200000-1900200009") as deck:
+            assert _uid((await deck.restart("alice")).pid) == 1900100000
+            assert _uid((await deck.start("bob", SLEEPER, user="auto")).pid) == 1900200000
+            await deck.stop_all()
+        with pytest.raises(SpecError, match="FIRST-LAST"):
+            AsyncDeck(place / "state", auto_uids="9-1")
+
+    asyncio.run(scenario())

@@ -5,10 +5,15 @@ import socket
 import sys
 from pathlib import Path
 
-from everdeck import AsyncDeck
+import pytest
+
+from everdeck import AsyncDeck, Restart
+from everdeck.clock import Clock
 from everdeck.deck import hearing
 from everdeck.kernel import notify
 from everdeck.model import EventKind
+from everdeck.registry import Registry
+from everdeck.registry import store as registry_store
 from support.hostile_accounts import Account, open_place
 
 FLOOD = """
@@ -62,6 +67,55 @@ def test_an_event_is_four_kilobytes_at_most() -> None:
 
     with open_place() as place:
         asyncio.run(scenario(place))
+
+
+EXPLAINS = """
+import os, socket, time
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+s.connect(os.environ["NOTIFY_SOCKET"])
+s.send(b'X_EVERDECK_EVENT={"what": "dead-letter", "crashes": 1000000}')
+time.sleep(0.3)
+raise SystemExit(1)
+"""
+
+
+def test_a_worker_cannot_talk_its_breaker_away() -> None:
+    """Every crash is explained by a message that was set aside: so many are believed, and then it rests as failed."""
+
+    async def scenario(place: Path) -> None:
+        async with AsyncDeck(place / "state") as deck:
+            restart = Restart("always", max_crashes=2, backoff_seconds=0.01, backoff_cap_seconds=0.02)
+            await deck.start("alice", [sys.executable, "-c", EXPLAINS], restart=restart)
+            async with asyncio.timeout(100):
+                async for event in deck.follow(0):
+                    if event.kind is EventKind.FAILED:
+                        break
+            crashes = [event for event in await deck.events() if event.kind is EventKind.CRASHED]
+            assert 3 <= len(crashes) <= 6
+
+    with open_place() as place:
+        asyncio.run(scenario(place))
+
+
+def test_a_full_registry_drops_the_oldest_words_of_workers_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What happened to others stays; the event tells how many are gone."""
+    monkeypatch.setattr(registry_store, "MOST_BYTES", 1_000_000)
+    registry = Registry.open(tmp_path / "deck.db")
+    try:
+        registry.append_event(Clock().wall(), "alice", EventKind.STARTED, {"pid": 1})
+        for number in range(2100):
+            registry.append_event(Clock().wall(), "loud", EventKind.FEED, {"number": number, "pad": "x" * 1000})
+        kept = registry.events()
+        told = [event.detail for event in kept if event.worker is None]
+        assert {detail["what"] for detail in told} == {"oldest-events-dropped"}
+        loud = [event.detail["number"] for event in kept if event.worker == "loud"]
+        assert loud == list(range(loud[0], 2100))
+        assert loud[0] > 0
+        assert [event.kind for event in kept if event.worker == "alice"] == [EventKind.STARTED]
+    finally:
+        registry.close()
 
 
 def test_a_turn_takes_a_bounded_number(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from everdeck import AsyncDeck, LimitUnavailable, Satellite
@@ -64,3 +65,27 @@ def test_every_kind_works_in_a_strict_sandbox_with_the_ports_of_its_account(
 
 async def _connected(deck: AsyncDeck, name: str) -> bool:
     return (await deck.feed(name)).connection == "connected"
+
+
+def test_a_webhook_listens_on_its_own_port_in_a_strict_sandbox(state: Path, run: Run) -> None:
+    """The port is the worker's, so nobody lists it; what comes in is read here with the satellite's rights."""
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            try:
+                status = await deck.start("hook", Satellite.webhook(path="/in", sandbox=Sandbox("strict")))
+            except LimitUnavailable as err:
+                pytest.skip(f"this machine has no strict sandbox: {err}")
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{status.port}") as client:
+                await until_async(lambda: _accepted(client), "the webhook listens")
+            async with deck.messages("hook") as messages, await anext(messages) as message:
+                assert message.text == "hello"
+
+    run(scenario)
+
+
+async def _accepted(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.post("/in", content=b"hello")).is_success
+    except httpx.TransportError:
+        return False

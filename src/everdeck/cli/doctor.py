@@ -105,7 +105,7 @@ def _fix(suspects: "list[Stray]", here: str) -> int:
             output.note(f"pid {suspect.pid} is of another deck: everdeck doctor --fix --state {suspect.deck}")
             continue
         try:
-            answer = input(f"End pid {suspect.pid} ({suspect.command[:60]}), {suspect.kind}? [y/N] ")
+            answer = input(wording.plain(f"End pid {suspect.pid} ({suspect.command[:60]}), {suspect.kind}? [y/N] "))
         except EOFError:
             answer = ""
         if answer.strip().lower() in {"y", "yes"} and _end(suspect):

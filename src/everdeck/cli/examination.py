@@ -22,7 +22,7 @@ from everdeck.child import COOKIE_ENV, DIR_ENV, WORKER_ENV
 from everdeck.cli import output
 from everdeck.deck.peek import peek
 from everdeck.errors import EverdeckError, KernelError, RegistryError
-from everdeck.kernel import containment, controllers, exits, flock, notify, sandbox
+from everdeck.kernel import containment, controllers, exits, flock, notify, quotas, sandbox
 from everdeck.kernel import identity as ids
 from everdeck.logs import room
 from everdeck.model import LogRoom, State, UnknownExit, WorkerName
@@ -213,6 +213,25 @@ def _features(state: Path, owner: int | None) -> Iterator[Feature]:
         containment.environments_are_readable(),
         "workers are found by their cookie after a crash",
         "only the recorded identity and the lock are left",
+    )
+    yield Feature(
+        "sandbox basic",
+        not sandbox.has_capabilities() or sandbox.can_empty_capabilities(),
+        "a worker gains no privileges, leaves no core dumps and keeps its files to itself",
+        "refused: we have capabilities and may not take them from a worker (CAP_SETPCAP)",
+    )
+    yield Feature(
+        "accounts of their own (user, user=auto)",
+        os.geteuid() == 0,
+        "each worker can have another account than the deck",
+        "refused: only root may change a worker's account; sandbox strict keeps workers apart without root",
+    )
+    quota = quotas.why_not(state if state.is_dir() else Path.cwd())
+    yield Feature(
+        "limits.disk_bytes",
+        quota is None,
+        "a worker's files take so many bytes and no more (project quotas)",
+        f"refused: {quota}",
     )
     yield Feature(
         "removing the head of a log in place (ext4, xfs)",

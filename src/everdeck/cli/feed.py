@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from everdeck import wording
 from everdeck.cli import DONE, FAILED, USED_WRONGLY, output
 from everdeck.cli.reach import TOKEN_ENV, is_elsewhere
 
@@ -204,9 +205,10 @@ def _overview(options: Namespace, feed: _FileFeed | _DeckFeed) -> int:
         account = f", {status.account}" if status.account else ""
         since = f" since {status.since:%Y-%m-%d %H:%M:%S} UTC" if status.since else ""
         contact = f"{status.last_contact_at:%Y-%m-%d %H:%M:%S} UTC" if status.last_contact_at else "never"
-        print(f"{options.name}: {status.kind}{account}: {status.connection}{since}; last contact {contact}")
+        head = f"{options.name}: {status.kind}{account}: {status.connection}{since}; last contact {contact}"
+        print(wording.plain(head))
         if status.error:
-            print(f"  {status.error}")
+            print(wording.plain(f"  {status.error}"))
         numbers = f"{status.waiting:,} waiting, {status.in_flight:,} in flight, {status.done:,} done"
         print(f"  in   {numbers}, {status.dead:,} dead")
         print(f"  out  {status.to_send:,} to send, {status.unsent:,} unsent")
@@ -225,7 +227,7 @@ def _print_letters(letters: "list[Letter]", options: Namespace, *, whole: bool =
         print({"dead": "no dead letters", "done": "nothing is done yet"}.get(options.which, "nothing waits"))
     elif whole:
         for name, value in msgspec.to_builtins(letters[0]).items():
-            print(f"{name + ':':<13} {'-' if value is None else value}")
+            print(wording.plain(f"{name + ':':<13} {'-' if value is None else value}"))
     else:
         header = ["NUMBER", "STATE", "CONVERSATION", "ATTEMPTS", "AT", "TEXT", "ERROR"]
         rows = [
@@ -274,7 +276,7 @@ def _show(options: Namespace) -> int:
         _print_json(letters)
         return DONE
     for name, value in letters[0].items():
-        print(f"{name + ':':<11} {'-' if value is None else value}")
+        print(wording.plain(f"{name + ':':<11} {'-' if value is None else value}"))
     return DONE
 
 

@@ -25,6 +25,7 @@ import msgspec
 from everdeck import disk
 from everdeck.access import LocalPeople
 from everdeck.clock import Clock
+from everdeck.deck import rights
 from everdeck.deck.durability import DurabilityMode
 from everdeck.deck.member import MemberDeck
 from everdeck.deck.membership import Membership
@@ -67,7 +68,8 @@ class AsyncDeck:
     Use it as ``async with AsyncDeck("state") as deck``; leaving stops the bound workers and leaves the adoptable
     ones running. With ``join=False`` a directory that another process owns is refused (:class:`DeckOwned`). ``people``
     are other accounts of this machine that may ask at ``deck.sock`` while this process owns the directory. ``home`` is
-    where a daemon of a deck that is elsewhere keeps its own files: tokens, sockets, samples.
+    where a daemon of a deck that is elsewhere keeps its own files: tokens, sockets, samples. ``auto_uids`` is the
+    range, ``"FIRST-LAST"``, that workers with ``user="auto"`` get their uids from, in all decks of this process.
     """
 
     def __init__(
@@ -82,7 +84,10 @@ class AsyncDeck:
         people: LocalPeople | None = None,
         home: Path | None = None,
         log_room: LogRoom | None = None,
+        auto_uids: str | None = None,
     ) -> None:
+        if auto_uids is not None:
+            rights.use_auto_uids(auto_uids)
         self._elsewhere = _elsewhere(where, token)
         self.where = os.fspath(where)
         self._home = Path(os.path.abspath(self.where if home is None else home))  # noqa: PTH100 - resolve() would follow links

@@ -41,9 +41,17 @@ class Deck:
         layers: Iterable[str] = ALL_LAYERS,
         durability: DurabilityMode = "power",
         log_room: LogRoom | None = None,
+        auto_uids: str | None = None,
     ) -> None:
         self._deck = AsyncDeck(
-            where, join=join, token=token, clock=clock, layers=layers, durability=durability, log_room=log_room
+            where,
+            join=join,
+            token=token,
+            clock=clock,
+            layers=layers,
+            durability=durability,
+            log_room=log_room,
+            auto_uids=auto_uids,
         )
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop()

@@ -246,8 +246,19 @@ class Healing:
             self.start_later(worker, delay)
 
     def explained(self, worker: Worker, crashes: int) -> None:
-        """Its feed has set a message aside for so many of its crashes: they do not count towards its breaker."""
-        left = worker.record.crash_times[: max(0, len(worker.record.crash_times) - crashes)]
+        """Its feed has set a message aside for so many of its crashes: they do not count towards its breaker.
+
+        That is the worker's own word, so within a window no more are taken off than the breaker allows: whoever
+        crashes and explains for ever has twice the patience, and not an endless one.
+        """
+        restart = worker.record.spec.restart
+        since = self._parts.clock.wall() - restart.window_seconds
+        recent = [one for one in worker.explained_at if one > since]
+        crashes = min(crashes, len(worker.record.crash_times), restart.max_crashes - len(recent))
+        if crashes <= 0:
+            return
+        worker.explained_at = recent + [self._parts.clock.wall()] * crashes
+        left = worker.record.crash_times[: len(worker.record.crash_times) - crashes]
         if left != worker.record.crash_times:
             record = replace(worker.record, crash_times=left)
             self._parts.registry.save(record)

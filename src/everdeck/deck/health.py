@@ -30,6 +30,7 @@ from enum import StrEnum
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
+from everdeck import wording
 from everdeck.child import EVENT_FIELD, LIFELINE_FD_ENV, PORT_ENV
 from everdeck.clock import Clock
 from everdeck.deck import reaching
@@ -514,7 +515,7 @@ async def _ask_command(
             ended = await _cleared_away(check)
         if ended == Exited(0):
             return None
-        said = os.pread(output, _OUTPUT_BYTES, 0).decode("utf-8", "replace").strip()
+        said = wording.plain(os.pread(output, _OUTPUT_BYTES, 0).decode("utf-8", "replace").strip())
         return f"{command[0]}: {ended}" + (f": {said}" if said else "")
     except EverdeckError as err:  # an account that is gone, a cgroup that refuses it: then it is not asked at all
         return str(err)

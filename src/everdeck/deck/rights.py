@@ -3,9 +3,10 @@
 A spec says what is wanted; :func:`check` refuses what this machine cannot hold, before anything is written;
 :func:`born` gives what the kernel layer applies between birth and exec; :func:`holds` says it in plain words.
 
-With ``user="auto"`` a worker has a uid of its own, from the range in ``EVERDECK_AUTO_UIDS``. The note of it is the
-owner of its ``data`` directory, which only root can change, so it cannot be lost or disagree with the files. Uids are
-given in turn and not again before the range has been used up, because files of an old one may lie anywhere.
+With ``user="auto"`` a worker has a uid of its own, from a range (:func:`use_auto_uids`, ``EVERDECK_AUTO_UIDS``). The
+note of it is the owner of its ``data`` directory, which only root can change, so it cannot be lost or disagree with the
+files. Uids are given in turn and not again before the range has been used up, because files of an old one may lie
+anywhere.
 """
 
 import contextlib
@@ -254,20 +255,33 @@ def _group(group: str) -> int:
         raise SpecError("group", group, "a group of this machine") from None
 
 
+def use_auto_uids(text: str) -> None:
+    """From now on this process gives uids of this range: ``FIRST-LAST``. Workers that have one keep it."""
+    global _chosen_uids  # noqa: PLW0603 - accounts are the machine's, so there is one range per process
+    _chosen_uids = _uids_in(text, "auto_uids")
+
+
+_chosen_uids: range | None = None
+
+
 def _auto_uids() -> range:
-    text = os.environ.get(AUTO_UIDS_ENV, DEFAULT_AUTO_UIDS)
+    return _chosen_uids or _uids_in(os.environ.get(AUTO_UIDS_ENV, DEFAULT_AUTO_UIDS), AUTO_UIDS_ENV)
+
+
+def _uids_in(text: str, field: str) -> range:
     first, dash, last = text.partition("-")
     if not dash or not first.isdigit() or not last.isdigit() or not 0 < int(first) <= int(last) < 2**32 - 2:
-        raise SpecError(AUTO_UIDS_ENV, text, f"FIRST-LAST, such as {DEFAULT_AUTO_UIDS}")
+        raise SpecError(field, text, f"FIRST-LAST, such as {DEFAULT_AUTO_UIDS}")
     return range(int(first), int(last) + 1)
 
 
 def _auto_uid_of(home: Path) -> int | None:
+    """The uid that it was given: of its data, nobody's by name. Not by the range, which may be another one by now."""
     try:
         uid = os.stat(home / DATA, follow_symlinks=False).st_uid  # noqa: PTH116 - the raw number
     except OSError:
         return None
-    return uid if uid in _auto_uids() else None
+    return None if uid == os.geteuid() or _has_entry(uid) else uid
 
 
 def _next_auto_uid(home: Path, state_dir: Path) -> int:
@@ -278,12 +292,14 @@ def _next_auto_uid(home: Path, state_dir: Path) -> int:
         last = int(note.read_text(encoding="ascii"))
     except (OSError, ValueError):
         last = max(taken, default=uids.start - 1)
+    if last not in uids:  # of another range
+        last = uids.start - 1
     for step in range(len(uids)):
         uid = uids[(last + 1 - uids.start + step) % len(uids)]
         if uid not in taken and not _has_entry(uid):
             disk.replace_file(note, f"{uid}\n".encode())
             return uid
-    raise SpecError("user", AUTO, f"a free uid in {AUTO_UIDS_ENV}={uids.start}-{uids[-1]}: all of them are in use")
+    raise SpecError("user", AUTO, f"a free uid in the range {uids.start}-{uids[-1]}: all of them are in use")
 
 
 def _has_entry(uid: int) -> bool:

@@ -28,6 +28,7 @@ class Worker:
         "awaits_ready",
         "cpu_sample",
         "ended_ill",
+        "explained_at",
         "glance",
         "is_child",
         "lifeline",
@@ -54,6 +55,7 @@ class Worker:
         self.awaits_ready = False
         self.status_text: str | None = None
         self.ended_ill = False
+        self.explained_at: list[float] = []  # when each crash was taken off its breaker by its own word
         self.trouble: str | None = None  # what its feed cannot do at the moment
         self.cpu_sample: tuple[float, float] | None = None
         self.used: tuple[float, float, int] | None = None  # when it was measured, percent of a core, bytes

@@ -333,10 +333,10 @@ class Registry:
                 self._since_pruning = 0
                 self.connection.execute(_sql("forget_events_up_to"), {"id": event_id - EVENTS_KEPT})
                 self.connection.execute(_sql("forget_asked_events"), {"kept": ASKED_EVENTS_KEPT})
-                self._keep_within_bytes()
+                self._keep_within_bytes(at)
         return Event(event_id, datetime.fromtimestamp(at, UTC), worker, kind, detail)
 
-    def _keep_within_bytes(self) -> None:
+    def _keep_within_bytes(self, at: float) -> None:
         """Workers' own events must not fill the disk, nor push out what happened to others: theirs go first."""
         pages, size, free = (
             self.connection.execute(f"PRAGMA {word}").fetchone()[0]
@@ -347,6 +347,9 @@ class Registry:
             _log.warning(
                 "the registry is larger than %d bytes: the oldest %d feed events were dropped", MOST_BYTES, dropped
             )
+            if dropped > 1:  # else there is nothing but the last word about it
+                told = {"what": "oldest-events-dropped", "count": dropped, "most_bytes": MOST_BYTES}
+                self.append_event(at, None, EventKind.FEED, told)
 
     def _reserve_ids(self, up_to: int) -> None:
         disk.replace_file(_ids_path(self.path), f"{up_to}\n".encode())

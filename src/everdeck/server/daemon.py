@@ -27,6 +27,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
 
+from msgspec import UNSET
+
 from everdeck import __version__, child, wording
 from everdeck.access import LocalPeople
 from everdeck.config import Config, said_for_kubernetes
@@ -162,7 +164,9 @@ class _Daemon:
         log_room = None if config is None else config.logs
         state_dir, elsewhere = self._options.state_dir, self._options.elsewhere
         if elsewhere is None:
-            deck = AsyncDeck(state_dir, durability=durability, people=self._options.people, log_room=log_room)
+            uids = None if config is None or config.deck.auto_uids is UNSET else config.deck.auto_uids
+            people = self._options.people
+            deck = AsyncDeck(state_dir, durability=durability, people=people, log_room=log_room, auto_uids=uids)
         else:
             make_state_dir(state_dir)
             deck = AsyncDeck(elsewhere, home=state_dir)
