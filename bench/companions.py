@@ -41,6 +41,7 @@ class Companion:
 
 COMPANIONS = (
     Companion("bench/ladder.py", "what each guarantee of a start costs at the least, without Everdeck's code"),
+    Companion("bench/sandbox_cost.py", "what a sandbox costs per start", (), ("--rounds", "30")),
     Companion("bench/bound/last_process_gone.py", "from the owner's SIGKILL to the last bound process gone"),
     Companion(
         "bench/logs/rotation_ratio.py",
