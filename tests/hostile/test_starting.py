@@ -3,18 +3,20 @@
 import asyncio
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from everdeck import AsyncDeck, Health
+from everdeck import AsyncDeck, Health, Restart
 from everdeck.errors import EverdeckError, StopFailed
 from everdeck.kernel import containment, native
 from everdeck.model import EventKind
 from support.cli_daemon import until
-from support.hostile_accounts import Account
+from support.hostile_accounts import Account, open_place
 
 SLEEPER = ["sleep", "1000"]
 # One that other accounts can read: this session's own may be in root's home.
@@ -248,3 +250,39 @@ def test_a_stranger_who_was_handed_the_lock_is_not_signalled(
             assert serving.poll() is None
         finally:
             serving.kill()
+
+
+LEAVES = """
+import array, os, socket, sys
+held = {fd: os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+lock = next(int(fd) for fd, path in held.items() if path.endswith("/lock"))
+to = socket.socket(socket.AF_UNIX)
+to.connect(sys.argv[1])
+to.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [lock]))])
+"""
+
+
+def test_a_lock_left_in_a_socket_that_nobody_accepts_costs_nothing() -> None:
+    """Held by no process that can be found: told as a conflict so many times, then it rests, and so do we."""
+
+    async def scenario(place: Path) -> None:
+        door = str(place / "door")
+        command = [sys.executable, "-c", LEAVES, door]
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.bind(door)
+            stranger.listen()
+            async with AsyncDeck(place / "state") as deck:
+                await deck.start("alice", command, restart=Restart("always", max_crashes=2, backoff_seconds=0.05))
+                async with asyncio.timeout(100):
+                    async for event in deck.follow(0):
+                        if event.kind is EventKind.FAILED:
+                            break
+                kinds = [event.kind for event in await deck.events()]
+                assert EventKind.LOCK_CONFLICT in kinds
+                assert kinds.count(EventKind.STARTED) == 1
+                before, begin = time.process_time(), time.monotonic()
+                await asyncio.sleep(2)
+                assert time.process_time() - before < 0.05 * (time.monotonic() - begin)
+
+    with open_place() as place:
+        asyncio.run(scenario(place))

@@ -18,11 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everdeck import Deck, Restart, State, UnknownWorker
+from everdeck.access import Grant, LocalPeople, Role
 from everdeck.errors import NoOwner, SpecError
 from everdeck.kernel import unixsocket
 from everdeck.kernel.unixsocket import peer_of
 from everdeck.verbs import Caller
 from everdeck.wire import frames, requests
+from everdeck.wire import server as wire_server
 from everdeck.wire.client import WireClient
 from support.waiting import until
 
@@ -143,6 +145,26 @@ def test_a_half_frame_costs_nobody_anything(served: tuple[Deck, Path]) -> None:
             raw.sendall((struct.pack(">I", 1000) + b"y" * 1000)[:length])
     until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= descriptors)
     assert deck.status("alice").state is State.RUNNING
+
+
+@pytest.mark.parametrize("guest", [False, True])
+def test_half_a_frame_has_a_deadline(
+    served: tuple[Deck, Path], monkeypatch: pytest.MonkeyPatch, *, guest: bool
+) -> None:
+    """The first frame comes in time; another account's every frame does, and a byte now and then is no life."""
+    _, state = served
+    monkeypatch.setattr(wire_server, "WHOLE_FRAME_SECONDS" if guest else "FIRST_FRAME_SECONDS", 0.5)
+    if guest:
+        monkeypatch.setattr(LocalPeople, "grant_of", lambda *_: Grant("guest", Role.READ))
+    with connected(state) as raw:
+        if guest:  # a whole one before: from then on only the whole frames are watched
+            raw.sendall(frames.packed(frames.Ask(1, frames.raw(requests.LastEventId()))))
+            answers(raw, 1)
+        raw.settimeout(60)
+        raw.sendall(struct.pack(">I", 1000) + b"y")
+        with contextlib.suppress(ConnectionError):
+            while raw.recv(4096):
+                pass
 
 
 def test_a_stream_that_is_cancelled_at_once_is_ended(served: tuple[Deck, Path]) -> None:
