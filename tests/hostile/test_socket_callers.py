@@ -56,7 +56,7 @@ verbs = [
     requests.Tree("alice"), requests.Layers("alice"), requests.Logs("alice"), requests.Events(),
     requests.LastEventId(), requests.AskAbilities(), requests.Members(),
     requests.Restart("alice"), requests.Reset("alice"), requests.Start("alice"), requests.StartMany({"alice": None}),
-    requests.StopMany(["bob"]), requests.StopAll(), requests.Reconcile(),
+    requests.RestartMany(["alice"]), requests.StopMany(["bob"]), requests.StopAll(), requests.Reconcile(),
     requests.Start("mine", WorkerSpec(("sleep", "1000"))),
     requests.StartMany({"mine": WorkerSpec(("sleep", "1000"))}),
     requests.Adopt("mine", os.getpid()), requests.Remove("bob"),
@@ -112,7 +112,7 @@ LOOKS = {
     *("Status", "List", "Inspect", "Spec", "Tree", "Layers", "Logs", "Events", "LastEventId", "AskAbilities"),
     *("Members", "Follow", "FollowLogs"),
 }
-OPERATES = {"Restart", "Reset", "Start", "StartMany", "StopMany", "StopAll", "Reconcile"}
+OPERATES = {"Restart", "RestartMany", "Reset", "Start", "StartMany", "StopMany", "StopAll", "Reconcile"}
 
 
 def test_a_reader_looks_and_every_other_verb_is_refused(person: Person, mallory: Account) -> None:
