@@ -61,11 +61,11 @@ class Daemon(Driver):
 
     def up(self) -> None:
         """Start the daemon and wait until it answers."""
-        from everdeck.client import Client  # noqa: PLC0415 - the harness works, for peers, without the daemon's parts
+        from everdeck import client  # noqa: PLC0415 - the harness works, for peers, without the daemon's parts
 
         state = self.plan.directory / "state"
         self.launch([Path(sys.executable).with_name("everdeck"), "--state", state, "up", "--listen", "127.0.0.1:0"])
-        self._client = Client(state, timeout_seconds=300)
+        self._client = client.Daemon(state, timeout_seconds=300)
         wait_until(self._answers, "the daemon's socket", 60)
 
     def start(self) -> Span:
