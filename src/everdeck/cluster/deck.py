@@ -306,14 +306,16 @@ class ClusterDeck:
 
     async def _restamp(self, name: WorkerName) -> None:
         """A new id of a start, so that the report of the last one is not taken for the next one's."""
-        own = object_name(name)
-        made = await self._api.get("StatefulSet", own)
         start = secrets.token_hex(8)
-        container = made["spec"]["template"]["spec"]["containers"][0]
-        container["env"] = [one for one in container["env"] if one["name"] != "EVERDECK_START"]
-        container["env"].append({"name": "EVERDECK_START", "value": start})
-        made["spec"]["template"]["metadata"]["annotations"][START_ANNOTATION] = start
-        self._sets.take(await self._api.replace(made))
+        while True:
+            made = await self._api.get("StatefulSet", object_name(name))
+            container = made["spec"]["template"]["spec"]["containers"][0]
+            container["env"] = [one for one in container["env"] if one["name"] != "EVERDECK_START"]
+            container["env"].append({"name": "EVERDECK_START", "value": start})
+            made["spec"]["template"]["metadata"]["annotations"][START_ANNOTATION] = start
+            with contextlib.suppress(Conflict):  # the cluster's controller has written its status meanwhile
+                self._sets.take(await self._api.replace(made))
+                return
 
     async def _scaled_up(self, name: WorkerName) -> WorkerStatus:
         self._sets.take(await self._api.patch("StatefulSet", object_name(name), {"spec": {"replicas": 1}}))
