@@ -8,6 +8,7 @@ See fsync(2), rename(2), and "Ensuring data reaches disk" (LWN, 2011).
 """
 
 import contextlib
+import ctypes
 import errno
 import os
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from everdeck.crashpoints import crash_point
 
 # The answers of a file without a disk behind it (a pipe, some network and FUSE file systems): nothing to wait for.
 _HAS_NO_DISK: Final = (errno.EINVAL, errno.ENOSYS, errno.EROFS)
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def replace_file(
@@ -37,15 +39,12 @@ def replace_file(
     """
     folder, name = os.path.split(path)
     beside = os.path.join(folder, f".{name}.new")  # noqa: PTH118 - relative to dir_fd
-    with contextlib.suppress(FileNotFoundError):  # of somebody who was killed; the same name, so it is never collected
-        os.unlink(beside, dir_fd=dir_fd)
-    # O_EXCL follows no link, so a name that somebody planted in between is refused and not written through.
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=dir_fd)
+    fd = _made_anew(beside, mode, dir_fd)
     try:
         try:
-            with open(fd, "wb", closefd=False) as file:
-                file.write(content)
-            os.fchmod(fd, mode)
+            _write_all(fd, content)
+            if mode & 0o077:  # what is for others too must not depend on our umask
+                os.fchmod(fd, mode)
             if prepare is not None:
                 prepare(fd)
             if synced:
@@ -61,6 +60,33 @@ def replace_file(
     crash_point("replace.renamed")
     if synced:
         sync_directory(folder or ".") if dir_fd is None else sync(dir_fd)
+
+
+def _made_anew(path: str, mode: int, dir_fd: int | None) -> int:
+    # O_EXCL follows no link, so a name that somebody planted is refused and not written through.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, mode, dir_fd=dir_fd)
+    except FileExistsError:  # of somebody who was killed; the same name, so it is never collected
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path, dir_fd=dir_fd)
+        return os.open(path, flags, mode, dir_fd=dir_fd)
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def sync_all_of(path: Path | str) -> None:
+    """Wait until everything that was written to the file system of this path is on its disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if _libc.syncfs(fd) != 0 and (number := ctypes.get_errno()) not in _HAS_NO_DISK:
+            raise OSError(number, os.strerror(number), str(path))
+    finally:
+        os.close(fd)
 
 
 def sync_directory(path: Path | str) -> None:

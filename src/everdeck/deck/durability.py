@@ -23,6 +23,7 @@ __all__ = ["Durability", "DurabilityMode"]
 
 _log: Final = logging.getLogger("everdeck.deck")
 _LATEST_SECONDS: Final = 0.8  # with the sync itself: within a second
+_MANY: Final = 16  # homes of a group; each sync is a trip to the disk, and one for the whole file system is one
 
 
 class Durability:
@@ -43,7 +44,7 @@ class Durability:
         registry.on_write = self._written
 
     def also(self, path: str) -> None:
-        """With the next sync, sync this too: a directory in which a home was made or moved, a note that was written."""
+        """With the next sync, sync this too: a directory in which a home was made or moved."""
         self._paths.add(path)
 
     async def answerable(self) -> None:
@@ -75,9 +76,12 @@ class Durability:
 
     def _sync(self, paths: set[str]) -> None:
         # The paths first: a record whose directory was lost is worse than a directory that nobody recorded.
-        for path in paths:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed since
-                disk.sync_path(path)
+        if len(paths) > _MANY:
+            disk.sync_all_of(self._registry.path.parent)
+        else:
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed since
+                    disk.sync_path(path)
         self._registry.sync()
 
     def _ended(self, done: "asyncio.Future[None]", told: "asyncio.Future[None]", writes: int, paths: set[str]) -> None:

@@ -5,8 +5,8 @@ another account can neither read nor write it. It holds the cookie of that start
 secrets. A registry that was deleted, damaged or restored from a backup is compared with it: whoever holds the lock was
 started with what the note says, also when the program has overwritten its own environment (as setproctitle does).
 
-A note is not synced by itself: the sync that an answer waits for takes it along. One that a power cut left empty is no
-note, and then the process itself is asked.
+A note is not synced: it is for the processes that outlived a registry, and no process outlives a power cut. One that a
+cut left empty is no note.
 """
 
 import os
@@ -35,11 +35,10 @@ class Note(msgspec.Struct, frozen=True):
 _decode: Final = msgspec.json.Decoder(Note).decode
 
 
-def write(home: str, cookie: Cookie, spec_json: bytes) -> Path:
-    """Note a start that is about to happen; returns what the next sync should take along."""
-    path = Path(home, NOTE)
-    disk.replace_file(path, b'{"cookie":' + msgspec.json.encode(cookie) + b',"spec":' + spec_json + b"}", synced=False)
-    return path
+def write(home: str, cookie: Cookie, spec_json: bytes) -> None:
+    """Note a start that is about to happen."""
+    content = b'{"cookie":' + msgspec.json.encode(cookie) + b',"spec":' + spec_json + b"}"
+    disk.replace_file(Path(home, NOTE), content, synced=False)
 
 
 def read(home: Path | str) -> Note | None:

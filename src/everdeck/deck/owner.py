@@ -392,28 +392,36 @@ class Owner(MessageVerbs):
         answers: dict[WorkerName, WorkerStatus | BaseException] = {}
         gate = asyncio.Semaphore(_GROUP)
 
+        async def tell(told: dict[WorkerName, WorkerStatus | BaseException]) -> None:
+            await self._parts().durability.answerable()
+            for name, answer in told.items():
+                answers[name] = answer
+                if progress is not None and isinstance(answer, WorkerStatus | Exception):
+                    progress(name, answer)
+
         async def start(group: Mapping[WorkerName, WorkerSpec | None]) -> None:
             async with gate:
                 told = await self._start_group(group, may_replace=may_replace)
-                await self._parts().durability.answerable()
-                for name, answer in told.items():
-                    answers[name] = answer
-                    if progress is not None and isinstance(answer, WorkerStatus | Exception):
-                        progress(name, answer)
+                # The disk may take its time: the next group is started meanwhile.
+                telling.append(self._parts().loop.create_task(tell(told)))
 
+        telling: builtins.list[asyncio.Task[None]] = []
         slow: builtins.list[WorkerName] = []
         group: dict[WorkerName, WorkerSpec | None] = {}
-        for name, spec in wanted.items():
-            if len(group) == _GROUP:
+        try:
+            for name, spec in wanted.items():
+                if len(group) == _GROUP:
+                    await start(group)
+                    group = {}
+                if self._starts_at_once(name):
+                    group[name] = spec
+                else:  # started separately so that it does not delay the others
+                    slow.append(name)
+            if group:
                 await start(group)
-                group = {}
-            if self._starts_at_once(name):
-                group[name] = spec
-            else:  # started separately so that it does not delay the others
-                slow.append(name)
-        if group:
-            await start(group)
-        await asyncio.gather(*(start({name: wanted[name]}) for name in slow))
+            await asyncio.gather(*(start({name: wanted[name]}) for name in slow))
+        finally:
+            await asyncio.gather(*telling)
         return _all_started({name: answers[name] for name in wanted})
 
     def _starts_at_once(self, name: WorkerName) -> bool:

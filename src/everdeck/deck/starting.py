@@ -195,8 +195,7 @@ class Starting:
         parts, worker, spec = self._parts, order.worker, order.spec
         intent = worker.record
         paths = reaching.to_ask_about(spec.command, spec.cwd) if spec.command else []
-        if paths:
-            await reaching.reached(paths, spec.command[0])
+        may_hang = bool(paths) and not await reaching.reached(paths, spec.command[0])
         if spec.secrets or order.before.spec.secrets:
             # Only now: until the intent was recorded, a crash would have started the old spec with the old secrets.
             parts.engine.forget_stale_secrets(intent.name, spec)
@@ -206,12 +205,9 @@ class Starting:
             return  # the holder turned out to be the worker itself: adopted
         try:
             crash_point("start.locked")
-            with contextlib.suppress(
-                OSError
-            ):  # no room for it: the registry has it, and the process itself can be asked
-                home = str(parts.engine.home(intent.name))
-                parts.durability.also(str(notes.write(home, intent.cookie, encoded_spec(spec))))
-                parts.durability.also(home)
+            # No room for it: the registry has it, and the process itself can be asked.
+            with contextlib.suppress(OSError):
+                notes.write(str(parts.engine.home(intent.name)), intent.cookie, encoded_spec(spec))
             if spec.lifetime == "bound":
                 # Before it runs: a guardian that knows the cookie ends it though we die before we know its pid.
                 self.bind(worker, spec)
@@ -222,7 +218,7 @@ class Starting:
                 last_end=_last_end(worker, order.before),
                 may_hang=bool(paths),
             )
-            if paths:
+            if may_hang:
                 carried, lock_fd = lock_fd, -1  # the thread's, which may need it longer than we wait
                 order.launched = await reaching.launched(
                     partial(_with_lock, launch, carried), _undo_launched, spec.command[0]
