@@ -362,7 +362,7 @@ def test_stopping_waits_and_then_hands_back(apps: Apps, concurrent: int) -> None
                 cancelled.set()
                 raise
 
-        app = apps.app(apps.builder().concurrent_updates(concurrent), grace_seconds=0.2)
+        app = apps.app(apps.builder().concurrent_updates(concurrent), grace_seconds=0.2, order="chat")
         app.add_handler(MessageHandler(filters.TEXT, on_message))
         apps.server.say("endless", chat_id=1)
         apps.server.say("waits", chat_id=1)
