@@ -281,6 +281,13 @@ def test_http_without_a_token_is_refused_and_a_file_is_made_for_its_owner_only(s
         assert len(made.read_text().strip()) > 30
 
 
+def _words_of(process: psutil.Process) -> set[str]:
+    try:
+        return set(process.cmdline())
+    except psutil.Error:  # another child of the test run, which ended just now
+        return set()
+
+
 @contextlib.asynccontextmanager
 async def agent_by(transport: str, state: Path) -> AsyncIterator[tuple[Agent, int]]:
     """An agent that may act, and the pid of its server."""
@@ -291,7 +298,7 @@ async def agent_by(transport: str, state: Path) -> AsyncIterator[tuple[Agent, in
     else:
         async with over_stdio(state, "--allow", "operate", name="killed") as agent:
             children = psutil.Process().children(recursive=True)
-            yield agent, next(child.pid for child in children if {"mcp", str(state)} <= set(child.cmdline()))
+            yield agent, next(child.pid for child in children if {"mcp", str(state)} <= _words_of(child))
 
 
 @pytest.mark.parametrize("transport", ["http", "stdio"])

@@ -26,6 +26,7 @@ from support.waiting import until
 
 UID = 12_345
 PAGE = ROOT / "docs" / "how-to" / "run-in-a-container.md"
+_NEEDED = (Path(sys.prefix), Path(sys.base_prefix), ROOT / "src")
 _UNIFIED = Path("/sys/fs/cgroup/unified")
 _KEPT_BY_ENGINES = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP"]
 
@@ -198,7 +199,8 @@ def _furnish(root: Path, recipe: Recipe) -> None:
         (root / directory.lstrip("/")).mkdir(parents=True, exist_ok=True)
     (root / recipe.directory.lstrip("/") / "everdeck.toml").write_text(recipe.config)
     # In the container's copy only: the interpreter may be in a home that is nobody else's.
-    for needed in (Path(sys.prefix), Path(sys.base_prefix), ROOT / "src"):
+    for needed in _NEEDED:
+        (root / str(needed).lstrip("/")).mkdir(parents=True, exist_ok=True)  # it may lie on another file system
         for above in (needed, *needed.parents):
             inside = root / str(above).lstrip("/")
             if inside.stat().st_mode & 0o005 != 0o005:
@@ -217,6 +219,9 @@ def _config(
         {"destination": recipe.volume, "type": "bind", "source": str(place / "volume"), "options": ["bind", "rw"]},
         {"destination": "/sys", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
     ]
+    for needed in _NEEDED:
+        there = {"destination": str(needed), "type": "bind", "source": str(needed), "options": ["rbind", "ro"]}
+        mounts.append(there)
     if cgroup is not None:
         own = {"destination": "/sys/fs/cgroup", "type": "bind", "source": str(cgroup), "options": ["bind", "rw"]}
         mounts.append(own)

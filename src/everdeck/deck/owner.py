@@ -983,7 +983,7 @@ def _all_started(
     refused: list[Exception] = []
     for name, answer in answers.items():
         if isinstance(answer, Exception):
-            answer.add_note(f"worker {name!r} was not {done}")
+            answer.add_note(f"while {done.removesuffix('ed')}ing worker {name!r}")
             refused.append(answer)
         elif isinstance(answer, BaseException):
             raise answer

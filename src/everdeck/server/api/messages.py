@@ -19,7 +19,6 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryParameter
 
 from everdeck.access import Role
-from everdeck.deck.feeds import read_attachment as read_attachment_file
 from everdeck.errors import MessageLost
 from everdeck.messages import FeedStatus, Letter, Message, MessageStream, Which, channel_options, plain
 from everdeck.model import worker_name
@@ -197,13 +196,15 @@ async def release_message(request: Asked, claim: Claim) -> Decided:
 )
 async def read_attachment(request: Asked, claim: Claim, number: FromPath[int]) -> Response[bytes]:
     """While the message is in hand."""
+    from everdeck.deck import feeds  # noqa: PLC0415 - most daemons never need the feed, which costs memory
+
     services = services_of(request)
     message = _held(services, claim)
     if not 0 <= number < len(message.attachments):
         raise MessageLost(f"the message has {len(message.attachments)} attachments; they are counted from 0")
     attachment = message.attachments[number]
     data = StateDir(services.deck.state_dir).worker(message.worker).data
-    content = await asyncio.to_thread(read_attachment_file, data, attachment.path)
+    content = await asyncio.to_thread(feeds.read_attachment, data, attachment.path)
     return Response(content, media_type="application/octet-stream", headers={"cache-control": "no-store"})
 
 
