@@ -25,7 +25,7 @@ demo: ## a tour of two minutes: three sample users, the page, and a guided kill 
 	@scripts/setup run
 	@$(BIN)/everdeck demo $(ARGS)
 
-test: ## every test, against the code that the wheel holds (about 9 minutes on two busy cores)
+test: ## every test, against the code that the wheel holds (15 to 19 minutes on two cores)
 	@scripts/setup test $(TEST_PROGRAMS)
 	@echo "test: pytest -n $(JOBS) $(ARGS)" >&2
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)

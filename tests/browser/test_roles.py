@@ -36,7 +36,9 @@ def test_a_role_sees_what_it_may_do(
     answers: dict[str, int],
 ) -> None:
     """Its verbs, the way to add, edit and clone; and the same requests by hand."""
-    complaints.expect("40[13]")  # what is refused, and the page whose token is revoked at the end
+    complaints.expect(
+        "40[134]"
+    )  # what is refused, a worker that was removed by hand, a token that is revoked at the end
     daemon.start("alice", worker("quiet"), sandbox={"level": "basic"})
     tokens = Tokens(daemon.state_dir)
     secret = tokens.create(f"tester-{role}", role, {}, datetime.now(UTC), None)

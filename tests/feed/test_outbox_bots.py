@@ -1,6 +1,6 @@
 """The example bots, stopped and killed while their replies are on the wire.
 
-A trial has three ends and then one life in peace; EVERDECK_ENDS=12 makes it the trial of the docs.
+A trial has two ends and then one life in peace; EVERDECK_ENDS=12 makes it the trial of the docs.
 """
 
 import os
@@ -19,7 +19,7 @@ from support.repo_examples import ROOT
 from support.tg_lives import life_of, run_program
 
 pytestmark = pytest.mark.timeout(900)
-ENDS = int(os.environ.get("EVERDECK_ENDS", "3"))
+ENDS = int(os.environ.get("EVERDECK_ENDS", "2"))
 MESSAGES = 12
 ON_THE_WIRE = 16  # what the adapters' outboxes send at once
 
