@@ -15,11 +15,11 @@ from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from os import PathLike, fspath
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias
 
 import msgspec
 
-from everdeck.errors import MessageError, SpecError
+from everdeck.errors import MessageError, SpecError, Unsupported
 
 LetterVerb: TypeAlias = Literal["retry", "drop", "replay"]
 Which: TypeAlias = Literal["dead", "waiting", "done", "all"]
@@ -142,6 +142,62 @@ class Hold(Protocol):
 
     def finish_now(self, error: BaseException | None) -> None:
         """The same for programs without an event loop."""
+
+
+class FarHold(ABC):
+    """A message of a satellite that is reached over a line; ``run`` is how a synchronous reader runs coroutines."""
+
+    no_files: ClassVar[str]
+    """Why a file of this machine cannot be attached."""
+
+    def __init__(self, run: Callable[[Any], Any] | None) -> None:
+        self._run = run
+        self._replies: list[Outgoing] = []
+        self._over = False
+
+    def reply(self, reply: Outgoing) -> None:
+        """As :meth:`Hold.reply`."""
+        if reply.attachments:
+            raise Unsupported("attachments", self.no_files)
+        self._replies.append(reply)
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """As :meth:`Hold.transaction`."""
+        raise Unsupported("transaction", "it is for functions that run in the satellite")
+
+    async def finish(self, error: BaseException | None) -> None:
+        """As :meth:`Hold.finish`."""
+        from asyncio import to_thread  # noqa: PLC0415 - commands without a loop load this module
+
+        work = self._finish(error)
+        await (work if self._run is None else to_thread(self._run, work))
+
+    def finish_now(self, error: BaseException | None) -> None:
+        """As :meth:`Hold.finish_now`."""
+        if self._run is None:
+            raise TypeError("inside an event loop a message is finished by: async with message")
+        self._run(self._finish(error))
+
+    async def _finish(self, error: BaseException | None) -> None:
+        if not self._over:
+            self._over = True
+            await self._end(error)
+
+    @abstractmethod
+    async def _end(self, error: BaseException | None) -> None:
+        """Tell the satellite how it ended; called once."""
+
+
+def is_leaving(error: BaseException) -> bool:
+    """Does whoever handles a message leave, rather than fail at it? Then it is handed back, uncounted."""
+    from asyncio import CancelledError  # noqa: PLC0415 - commands without a loop load this module
+
+    return isinstance(error, CancelledError | GeneratorExit | KeyboardInterrupt | SystemExit)
+
+
+def failure_of(error: BaseException) -> str:
+    """What a satellite far away is told of an error."""
+    return f"{type(error).__name__}: {error}"[:2000]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, dict=True):

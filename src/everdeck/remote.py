@@ -31,7 +31,18 @@ import msgspec
 
 from everdeck.errors import ClientError, DeckClosed, MessageLost, NoOwner, SpecError, TokenRefused, Unsupported
 from everdeck.faults import Fault, error_of
-from everdeck.messages import FeedStatus, Letter, LetterVerb, Message, MessageStream, Outgoing, Which, outgoing
+from everdeck.messages import (
+    FarHold,
+    FeedStatus,
+    Letter,
+    LetterVerb,
+    Message,
+    MessageStream,
+    Which,
+    failure_of,
+    is_leaving,
+    outgoing,
+)
 from everdeck.model import Event, Layer, ProcessInfo, WorkerSpec, WorkerStatus, worker_name
 from everdeck.verbs import (
     RESTARTS_AT_ONCE,
@@ -558,51 +569,32 @@ class RemoteMessages(MessageStream):
             self._run(stream.aclose())
 
 
-class _RemoteHold:
+class _RemoteHold(FarHold):
     """A claim at the daemon; see :class:`everdeck.messages.Hold`."""
+
+    no_files = "files of this machine are not on the daemon's"
 
     def __init__(
         self, deck: RemoteDeck, claim: str, run: Callable[[Any], Any] | None, is_open: Callable[[], bool]
     ) -> None:
+        super().__init__(run)
         self._deck = deck
         self._path = f"/api/v1/messages/{claim}"
-        self._run = run
         self._is_open = is_open
-        self._replies: list[dict[str, Any]] = []
-        self._over = False
 
-    def reply(self, reply: Outgoing) -> None:
-        if reply.attachments:
-            raise Unsupported("attachments", "files of this machine are not on the daemon's")
-        self._replies.append({"text": reply.text, "subject": reply.subject, "options": reply.options})
-
-    def transaction(self) -> contextlib.AbstractAsyncContextManager[Any]:
-        raise Unsupported("transaction", "it is for functions that run in the satellite")
-
-    async def finish(self, error: BaseException | None) -> None:
-        work = self._finish(error)
-        await (work if self._run is None else asyncio.to_thread(self._run, work))
-
-    def finish_now(self, error: BaseException | None) -> None:
-        if self._run is None:
-            raise TypeError("inside an event loop a message is finished by: async with message")
-        self._run(self._finish(error))
-
-    async def _finish(self, error: BaseException | None) -> None:
-        if self._over:
-            return
-        self._over = True
+    async def _end(self, error: BaseException | None) -> None:
         if not self._is_open():
             # The daemon hands it back as soon as it hears that the stream has ended: who is quicker must not matter.
             if error is None:
                 raise MessageLost("the messages are closed; it was handed back")
             return
         if error is None:
-            await self._deck._ask(_Decided, "POST", f"{self._path}/ack", {"replies": self._replies})  # noqa: SLF001 - as above
-        elif isinstance(error, asyncio.CancelledError | GeneratorExit | KeyboardInterrupt | SystemExit):
+            replies = [{"text": one.text, "subject": one.subject, "options": one.options} for one in self._replies]
+            await self._deck._ask(_Decided, "POST", f"{self._path}/ack", {"replies": replies})  # noqa: SLF001 - as above
+        elif is_leaving(error):
             await self._deck._ask(_Decided, "POST", f"{self._path}/release")  # noqa: SLF001 - as above
         else:
-            said = {"error": f"{type(error).__name__}: {error}"[:2000]}
+            said = {"error": failure_of(error)}
             await self._deck._ask(_Decided, "POST", f"{self._path}/fail", said)  # noqa: SLF001 - as above
 
 

@@ -20,6 +20,7 @@ from everdeck.kernel import native as native_calls
 from everdeck.kernel.identity import read_stat
 from support.deck_owner import owner
 from support.hung_mount import hung_mount
+from support.mounts import mounted
 from support.waiting import until
 
 FOREVER = ["sleep", "1000"]
@@ -33,7 +34,7 @@ def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]
     place = tmp_path / "small"
     place.mkdir()
     if request.param == "tmpfs":
-        mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(place)]
+        mount = ["-t", "tmpfs", "-o", "size=4m", "none"]
     else:
         image = tmp_path / "image"
         with image.open("wb") as file:
@@ -41,14 +42,9 @@ def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]
         made = subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=False, capture_output=True)
         if made.returncode != 0:
             pytest.skip(f"no ext4 can be made here: {made.stderr!r}")
-        mount = ["mount", "-o", "loop,errors=remount-ro", str(image), str(place)]
-    mounted = subprocess.run(mount, check=False, capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"it cannot be mounted here: {mounted.stderr!r}")
-    try:
+        mount = ["-o", "loop,errors=remount-ro", str(image)]
+    with mounted(place, mount):
         yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def fill(place: Path) -> Path:

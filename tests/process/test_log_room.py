@@ -14,6 +14,7 @@ from everdeck import Deck, Log, LogRoom
 from everdeck.crashpoints import CRASH_AT_ENV
 from everdeck.logs import room
 from everdeck.model import EventKind
+from support.mounts import mounted
 from support.waiting import until
 
 MEGABYTE = 1 << 20
@@ -33,15 +34,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("only root may mount a small file system")
     place = tmp_path / "small"
     place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=40m", "none", str(place)], check=False, capture_output=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"it cannot be mounted here: {mounted.stderr!r}")
-    try:
+    with mounted(place, ["-t", "tmpfs", "-o", "size=40m", "none"]):
         yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def archives(deck: Deck, name: str) -> list[str]:

@@ -22,14 +22,26 @@ from everdeck.cluster.observe import Objects
 from everdeck.deck.messages import is_read, refuse_unread
 from everdeck.errors import ClientError, DeckClosed, SpecError, Unsupported
 from everdeck.faults import error_of
-from everdeck.messages import FeedStatus, Letter, LetterVerb, Message, MessageStream, Outgoing, Which, outgoing
+from everdeck.messages import (
+    FarHold,
+    FeedStatus,
+    Letter,
+    LetterVerb,
+    Message,
+    MessageStream,
+    Outgoing,
+    Which,
+    failure_of,
+    is_leaving,
+    outgoing,
+)
 from everdeck.model import WorkerName, worker_name
 from everdeck.satellites import kind_of
 from everdeck.verbs import Name
 
 DESK: Final = ("python3", "-P", "-m", "everdeck.cluster.desk")
 _AGAIN_SECONDS: Final = 1.0
-_LEAVING: Final = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+_NO_FILES: Final = "files of this machine are not in the satellite's pod"
 
 
 class Namespace(Protocol):
@@ -234,43 +246,24 @@ class _Line:
                 )
 
 
-class _Hold:
+class _Hold(FarHold):
     """A claim at a desk; see :class:`everdeck.messages.Hold`."""
 
+    no_files = _NO_FILES
+
     def __init__(self, line: _Line, claim: int, run: Callable[[Any], Any] | None) -> None:
+        super().__init__(run)
         self._line = line
         self._claim = claim
-        self._run = run
-        self._replies: list[Outgoing] = []
-        self._over = False
 
-    def reply(self, reply: Outgoing) -> None:
-        if reply.attachments:
-            raise Unsupported("attachments", "files of this machine are not in the satellite's pod")
-        self._replies.append(reply)
-
-    def transaction(self) -> contextlib.AbstractAsyncContextManager[Any]:
-        raise Unsupported("transaction", "it is for functions that run in the satellite")
-
-    async def finish(self, error: BaseException | None) -> None:
-        work = self._finish(error)
-        await (work if self._run is None else asyncio.to_thread(self._run, work))
-
-    def finish_now(self, error: BaseException | None) -> None:
-        if self._run is None:
-            raise TypeError("inside an event loop a message is finished by: async with message")
-        self._run(self._finish(error))
-
-    async def _finish(self, error: BaseException | None) -> None:
-        if self._over:
-            return
-        self._over = True
+    async def _end(self, error: BaseException | None) -> None:
         if error is None:
-            await self._line.end(Ended(self._claim, self._replies))
-        elif isinstance(error, _LEAVING):
-            await self._line.end(Ended(self._claim, released=True))
+            ended = Ended(self._claim, self._replies)
+        elif is_leaving(error):
+            ended = Ended(self._claim, released=True)
         else:
-            await self._line.end(Ended(self._claim, error=f"{type(error).__name__}: {error}"[:2000]))
+            ended = Ended(self._claim, error=failure_of(error))
+        await self._line.end(ended)
 
 
 def to_send(
@@ -278,5 +271,5 @@ def to_send(
 ) -> Outgoing:
     """A message of a caller outside of the pod."""
     if attachments:
-        raise Unsupported("attachments", "files of this machine are not in the satellite's pod")
+        raise Unsupported("attachments", _NO_FILES)
     return outgoing(to, text, subject=subject, **options)

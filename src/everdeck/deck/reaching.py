@@ -11,15 +11,14 @@ What comes from the system's own directories is not asked about: where those han
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import os
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Final, Generic, TypeVar
 
+from everdeck import disk
 from everdeck.errors import SpawnFailed
 
 DEADLINE_SECONDS = 5.0
@@ -32,11 +31,6 @@ _hanging: Final[dict[tuple[str, ...], threading.Thread]] = {}
 _answered: Final[dict[tuple[str, ...], tuple[float, bool]]] = {}
 _FRESH_SECONDS: Final = 1.0
 _MOST_REMEMBERED: Final = 1024
-# statfs(2): ext2 to ext4, XFS, Btrfs, F2FS, ZFS, bcachefs, squashfs, tmpfs, ramfs, overlayfs.
-_NEAR: Final = frozenset(
-    (0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0xCA451A4E, 0x73717368, 0x01021994, 0x858458F6, 0x794C7630)
-)
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 _OF_THE_SYSTEM: Final = ("/usr/", "/bin/", "/sbin/", "/lib", "/proc/")
 
 
@@ -67,7 +61,7 @@ async def reached(paths: Sequence[str], program: str) -> bool:
         for path in paths:
             with contextlib.suppress(OSError):  # missing or refused is an answer: the start itself will say it
                 os.stat(path)  # noqa: PTH116 - one system call
-            near.append(_is_near(path))
+            near.append(disk.is_near(path))
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(answered.set)
 
@@ -84,13 +78,6 @@ async def reached(paths: Sequence[str], program: str) -> bool:
         _answered.clear()
     _answered[asked] = monotonic(), all(near)
     return all(near)
-
-
-def _is_near(path: str) -> bool:
-    told = ctypes.create_string_buffer(256)  # struct statfs begins with the type, a word
-    if _libc.statfs(os.fsencode(path), told) != 0:
-        return False
-    return int.from_bytes(told.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) in _NEAR
 
 
 async def launched(launch: Callable[[], _Started], undo: Callable[[_Started], None], program: str) -> _Started:

@@ -44,6 +44,7 @@ from everdeck.messages import (
     decoded_incoming,
     decoded_outgoing,
     encoded,
+    is_leaving,
 )
 from everdeck.satellites import kinds
 
@@ -53,7 +54,6 @@ PATIENCE_FACTOR: Final = 3.0
 LONGEST_SECONDS: Final = 3600.0
 UNWATCHED_SECONDS: Final = 5.0  # without inotify there is nothing that wakes us
 # Being told to leave is nobody's fault: the message goes back and the attempt is not counted.
-_LEAVING: Final = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 _log: Final = logging.getLogger("everdeck.messages")
 _Given: TypeAlias = concurrent.futures.Future[Message]
@@ -454,7 +454,7 @@ class _Hold:
         self._reader.let_go()
         if error is None:
             self._claims.finish(self._claim, self._replies)
-        elif isinstance(error, _LEAVING):
+        elif is_leaving(error):
             self._claims.hand_back(self._claim)
         else:
             self._claims.fail(self._claim, _words_of(error), retry_after=retry_after_of(error))
