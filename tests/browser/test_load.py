@@ -18,10 +18,22 @@ from playwright.sync_api import Browser, Page, expect
 
 WORKERS = 2000
 SECONDS = 8
-# A task is long when the main thread works on it for more than 50 ms (W3C Long Tasks); a person notices a stall of
-# about 100 ms. Counted in the thread's own CPU time, because the machine may be busy with other tests.
-LONGEST_TASK_MS = 150
-MOST_BUSY = 0.5
+# A person notices a stall of about 100 ms. Counted in the thread's own CPU time, because the machine may be busy with
+# other tests, and in units of a fixed piece of work in the same browser, because the machine may be a slow one.
+LONGEST_TASK = 10.0  # 3 to 4 were seen; a page that draws every row again at each event needs more than fifty
+MOST_BUSY_PER_SECOND = 36.0  # 9 to 15 were seen
+UNIT = """() => {
+    const workers = Array.from({ length: 2000 }, (_, n) => ({ name: `user-${n}`, state: "running", pid: n, up: n / 7 }));
+    const once = () => {
+        const begun = performance.now();
+        for (let turn = 0; turn < 24; turn += 1) {
+            const read = JSON.parse(JSON.stringify(workers));
+            read.sort((one, other) => other.name.localeCompare(one.name));
+        }
+        return performance.now() - begun;
+    };
+    return Math.min(...Array.from({ length: 9 }, once));
+}"""
 
 
 class Crowd:
@@ -88,14 +100,14 @@ def test_two_thousand_workers_at_fifty_events_a_second(
 
     wall = time.monotonic() - begun
     tasks = _main_thread_tasks_ms(browser.stop_tracing())
-    busy = sum(tasks) / 1000 / wall
-    long = [task for task in tasks if task > 50]
+    unit = page.evaluate(UNIT)
+    busy = sum(tasks) / unit / SECONDS
     print(
-        f"{WORKERS} workers, {SECONDS * dash_crowd.EVENTS_PER_SECOND} events in {wall:.1f} s: "
-        f"main thread busy {busy:.0%}, {len(long)} tasks over 50 ms, the longest {max(tasks):.0f} ms"
+        f"{WORKERS} workers, {SECONDS * dash_crowd.EVENTS_PER_SECOND} events in {wall:.1f} s: a unit is {unit:.0f} ms, "
+        f"main thread busy for {sum(tasks):.0f} ms ({busy:.1f} units a second), the longest task {max(tasks):.0f} ms"
     )
-    assert max(tasks) < LONGEST_TASK_MS
-    assert busy < MOST_BUSY
+    assert max(tasks) < LONGEST_TASK * unit
+    assert busy < MOST_BUSY_PER_SECOND
 
     page.evaluate("location.hash = '#/events'")
     last = SECONDS * dash_crowd.EVENTS_PER_SECOND

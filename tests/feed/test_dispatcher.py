@@ -3,9 +3,10 @@
 import asyncio
 import os
 import sqlite3
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -579,6 +580,116 @@ def test_without_inotify_a_retry_is_noticed_too(tmp_path: Path, monkeypatch: pyt
             await item.done()
 
     asyncio.run(scenario())
+
+
+def test_a_bell_during_a_commit_brings_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is being written as done still waits in the file; it was handled all the same."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
+            await fill(stream, "a")
+            (item,) = await take(dispatcher)
+            with _held_write(dispatcher, monkeypatch) as writing:
+                done = asyncio.ensure_future(item.done())
+                await asyncio.to_thread(writing.wait, 20)
+                stream.inbox.store.bell.ring()
+                again = asyncio.ensure_future(dispatcher.take())
+                for _ in range(20):
+                    await asyncio.sleep(0)
+            await done
+            await stream.store([Record(7, b"{}", "b")], 8)
+            (item,) = await asyncio.wait_for(again, 20)
+            assert item.key == "b"
+            await item.done()
+
+    asyncio.run(scenario())
+
+
+def test_a_retry_that_is_asked_for_while_it_is_set_aside_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bell may ring after the letter is on disk and before the program knows."""
+
+    async def scenario() -> None:
+        path = tmp_path / "bot.db"
+        async with opened(path, max_attempts=1) as (stream, dispatcher, _):
+            await fill(stream, "a")
+            (item,) = await take(dispatcher)
+            again = asyncio.ensure_future(dispatcher.take())
+            whole = stream.inbox.store._whole
+
+            def then_asked(*arguments: Any) -> Any:
+                answer = whole(*arguments)
+                with sqlite3.connect(path) as other:
+                    other.execute("UPDATE everdeck_item SET state = 0, attempts = 0")
+                other.close()
+                loop.call_soon_threadsafe(stream.inbox.store.bell.ring)
+                asyncio.run_coroutine_threadsafe(_taken_note(dispatcher), loop).result(20)
+                return answer
+
+            loop = asyncio.get_running_loop()
+            with monkeypatch.context() as patch:
+                patch.setattr(stream.inbox.store, "_whole", then_asked)
+                await item.failed("no")
+            (item,) = await asyncio.wait_for(again, 20)
+            await item.done()
+
+    asyncio.run(scenario())
+
+
+def test_an_arrival_that_is_found_before_it_is_told_is_handled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bell between the commit of a batch and the news of it: the item is there twice, and is one."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
+            first = asyncio.ensure_future(dispatcher.take())
+            whole, loop = stream.inbox.store._whole, asyncio.get_running_loop()
+
+            def then_rung(*arguments: Any) -> Any:
+                answer = whole(*arguments)
+                loop.call_soon_threadsafe(stream.inbox.store.bell.ring)
+                asyncio.run_coroutine_threadsafe(_taken_note(dispatcher), loop).result(20)
+                return answer
+
+            with monkeypatch.context() as patch:
+                patch.setattr(stream.inbox.store, "_whole", then_rung)
+                await stream.store([Record(1, b"{}", "a")], 2, sync=False)
+            (item,) = await asyncio.wait_for(first, 20)
+            second = asyncio.ensure_future(dispatcher.take())
+            await item.done()
+            await stream.store([Record(2, b"{}", "a")], 3)
+            (item,) = await asyncio.wait_for(second, 20)
+            assert item.id == 2
+            await item.done()
+            assert stream.waiting == 0
+
+    asyncio.run(scenario())
+
+
+async def _taken_note(dispatcher: Dispatcher) -> None:
+    """Until the one who waits for work has looked at what the bell told."""
+    while dispatcher._revived:  # noqa: ASYNC110 - turns of the loop, not time
+        await asyncio.sleep(0)
+
+
+@contextmanager
+def _held_write(dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Outcomes stay unwritten until the end of the block; the answer is set when a write has come that far."""
+    writing, may_go = threading.Event(), threading.Event()
+    write = dispatcher._write_outcomes
+
+    def held(*arguments: Any) -> None:
+        writing.set()
+        assert may_go.wait(20)
+        write(*arguments)
+
+    monkeypatch.setattr(dispatcher, "_write_outcomes", held)
+    try:
+        yield writing
+    finally:
+        may_go.set()
 
 
 def test_a_broken_file_ends_the_feed_loudly(tmp_path: Path) -> None:

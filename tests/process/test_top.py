@@ -90,6 +90,18 @@ def test_the_letters_of_the_page_and_a_question_before_what_hurts(person: Person
     _drive(person.state, steps)
 
 
+def test_a_key_that_comes_while_the_screen_is_taken_down_is_ignored(person: Person) -> None:
+    """Textual still delivers what was on its way when the table is gone."""
+
+    async def steps(top: Top, pilot: Pilot[None]) -> None:
+        await top.query_one(DataTable).remove()
+        top.look()
+        await pilot.press("j", "l", "r")
+        assert len(top.screen_stack) == 1
+
+    _drive(person.state, steps)
+
+
 def test_the_log_on_the_whole_screen(person: Person) -> None:
     """More than the lines under the table, and back."""
 

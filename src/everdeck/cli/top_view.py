@@ -99,8 +99,9 @@ class Top(App[None]):
         self.sub_title = f"{supervision}, {shown}"
         if isinstance(self.screen, Question | FullLog):
             return  # the table lies under it, and is looked at again when it is seen again
-        self._fill(workers)
-        self._show_log()
+        if self.query(DataTable):
+            self._fill(workers)
+            self._show_log()
 
     def _fill(self, workers: list[dict[str, Any]]) -> None:
         table = self.query_one(DataTable)
@@ -129,8 +130,9 @@ class Top(App[None]):
         table.scroll_y = scroll
 
     def _chosen(self) -> str | None:
-        table = self.query_one(DataTable)
-        if table.row_count == 0:
+        # A key or a tick may still come while the screen is being taken down.
+        tables = self.query(DataTable)
+        if not tables or (table := tables.first()).row_count == 0:
             return None
         return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
 
@@ -159,8 +161,8 @@ class Top(App[None]):
 
     def action_cursor(self, step: int) -> None:
         """The next or the previous worker."""
-        table = self.query_one(DataTable)
-        table.move_cursor(row=table.cursor_row + step)
+        for table in self.query(DataTable):
+            table.move_cursor(row=table.cursor_row + step)
 
     def action_filter(self) -> None:
         """Ask for part of a name."""

@@ -300,6 +300,10 @@ class Dispatcher:
         self._in_flight: dict[Item, None] = {}  # in the order they were handed out
         self._slots: set[Item] = set()
         self._settlements: list[_Settlement] = []
+        self._committing: list[_Settlement] = []
+        self._rang_meanwhile = False
+        self._last_arrived = 0
+        self._found_early: set[int] = set()
         self._outcome_came = asyncio.Event()
         self._hurry = asyncio.Event()
         self._wake = asyncio.Event()
@@ -326,6 +330,8 @@ class Dispatcher:
         self._hurry = asyncio.Event()
         self._wake = await self.stream.listen()
         store, number = self.stream.inbox.store, self.stream.number
+        self._last_arrived = store.last_seq
+        self._found_early.clear()
         limits = deaths_that_convict(self.policy.max_attempts)
         dead = await store.write(
             lambda connection: connection.execute(SQL["items_convicted"], (store.clock(), number, *limits)).fetchall()
@@ -572,20 +578,29 @@ class Dispatcher:
 
     def _hear_bell(self) -> None:
         self._revived = True
+        # What is being committed now may be dead or done already, and somebody may want it again.
+        self._rang_meanwhile = self._rang_meanwhile or bool(self._committing)
         self._wake.set()
 
     def _take_arrivals(self) -> None:
         for seq, key in self.stream.arrivals():
-            self._lanes.add(seq, key)
+            self._last_arrived = max(self._last_arrived, seq)
+            if seq in self._found_early:
+                self._found_early.discard(seq)
+                self.stream.told_twice(seq)
+            else:
+                self._lanes.add(seq, key)
         if self._revived:
             # Somebody asked for a dead letter to be tried again.
             self._revived = False
-            leaving = {settlement.item.seq for settlement in self._settlements}
+            leaving = {settlement.item.seq for settlement in (*self._committing, *self._settlements)}
             known = self._lanes.seqs() | leaving | {item.seq for item in self._in_flight}
             for seq, key, *_ in self.stream.inbox.store.read("items_waiting", self.stream.number):
                 if seq not in known:
                     self._lanes.revive(seq, key)
                     self.stream.left(waiting=-1, done=0)
+                    if seq > self._last_arrived:  # it may be one of ours that is on disk and not told of yet
+                        self._found_early.add(seq)
 
     # --- patience ---
 
@@ -662,6 +677,7 @@ class Dispatcher:
             # Only now, with the writer's turn in hand: what gathered while we waited belongs to this group.
             nonlocal settlements
             settlements, self._settlements = self._settlements, []
+            self._committing = settlements
 
         def write(connection: Any) -> None:
             self._write_outcomes(connection, settlements)
@@ -672,7 +688,11 @@ class Dispatcher:
         except BaseException:
             self._settlements[:0] = settlements
             raise
+        finally:
+            self._committing = []
         crash_point("feed.commit.committed")
+        if self._rang_meanwhile:
+            self._rang_meanwhile, self._revived = False, True
         if not self._settlements:
             self._outcome_came.clear()
         ledger = self.stream.inbox.store.ledger

@@ -437,6 +437,12 @@ class Stream:
         arrived, self._new = self._new, []
         return arrived
 
+    def told_twice(self, seq: int) -> None:
+        """This arrival was found in the file before it was told of, and counted then."""
+        if (row := self._at_hand.pop(seq, None)) is not None:
+            self._at_hand_bytes -= len(row.payload)
+        self.left(waiting=1, done=0)
+
     def pending_arrivals(self) -> list[tuple[int, str | None]]:
         """What the next :meth:`arrivals` will give."""
         return self._new

@@ -233,6 +233,11 @@ class Store:
 
     # --- writing ---
 
+    @property
+    def last_seq(self) -> int:
+        """The newest number that this process knows of."""
+        return self._last_seq
+
     def next_seqs(self, count: int) -> range:
         """Numbers for rows to come, growing over the life of the file. Only inside a transaction."""
         first = self._last_seq + 1
