@@ -170,6 +170,20 @@ def test_what_raises_is_tried_again_and_set_aside_in_the_end(state: Path) -> Non
     assert not decide(state / "feed.db", "drop", dead.number)
 
 
+def test_what_becomes_due_right_after_a_look_is_due(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that looks a moment too early must not wait for ever: nobody rings when a retry becomes due."""
+    stored(state / "feed.db", "a1")
+    with Claims(state / "feed.db") as claims:
+        (claim,) = claims.take()
+        claims.fail(claim, "ValueError: no", retry_after=5)
+        assert claims.take() == []
+        later = claims_module.wall_clock() + 6
+        monkeypatch.setattr(claims_module, "wall_clock", lambda: later)
+        assert claims.next_due() == 0
+        (claim,) = claims.take()
+        assert claim.attempt == 2
+
+
 def test_a_message_that_kills_its_readers_is_set_aside(state: Path) -> None:
     """It was alone in each reader that died: after the third it is a dead letter."""
     stored(state / "feed.db", "a1")

@@ -91,6 +91,7 @@ class Claims:
         self._connection = connect(path, create=True)
         self._is_reader = False
         self._bell_fd: int | None = None
+        self._looked_at = 0.0
         try:
             with translated(path):
                 for statement in statements(files("everdeck.feed").joinpath("sql/claims.sql").read_text("utf-8")):
@@ -127,6 +128,7 @@ class Claims:
     def take(self, most: int = 1) -> list[Claim]:
         """Claim what may be handled now: in order per conversation, the oldest first."""
         now, wall = ids.boottime(), wall_clock()
+        self._looked_at = wall
         if not self._others_gone(now) and not self._has_work(wall):
             return []
         with self._transaction():
@@ -146,11 +148,13 @@ class Claims:
         return taken
 
     def next_due(self) -> float | None:
-        """In how many seconds something that waits for a retry may be handled; None if nothing does."""
-        wall = wall_clock()
+        """In how many seconds something that :meth:`take` found too early may be handled; None if there is nothing.
+
+        By the clock of that look: what has become due since then is due now, and nobody else would tell of it.
+        """
         with translated(self.path):
-            (due,) = self._connection.execute(SQL["items_next_due"], (wall,)).fetchone()
-        return None if due is None else min(due - wall, FAR_SECONDS)
+            (due,) = self._connection.execute(SQL["items_next_due"], (self._looked_at,)).fetchone()
+        return None if due is None else max(0.0, min(due - wall_clock(), FAR_SECONDS))
 
     def others(self) -> list[Other]:
         """The other readers."""
