@@ -342,7 +342,7 @@ def test_a_failing_server_is_told_the_library_s_way(bots: Bots, kind: str) -> No
         bots.server.say("hello")
         quick = BackoffConfig(min_delay=0.01, max_delay=0.02, factor=1.1, jitter=0.001)
         async with bots.polling(dp, bot, backoff_config=quick):
-            async with asyncio.timeout(5):  # by the feed's own waits it would be 25 s
+            async with asyncio.timeout(20):  # by the feed's own waits it would be 25 s
                 await bots.until(lambda: bots.seen == ["hello"])
             if kind == "durable":
                 await bots.until(lambda: len(bots.events) == 2)

@@ -295,7 +295,7 @@ def test_the_backlog_is_bounded(tmp_path: Path) -> None:
             items = await dispatcher.take(1)
             assert not waiting.done()
             items += await dispatcher.take(1)
-            await asyncio.wait_for(waiting, 10)
+            await asyncio.wait_for(waiting, 60)
             for item in items:
                 await item.done()
             await dispatcher.stop()

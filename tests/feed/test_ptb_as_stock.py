@@ -69,7 +69,7 @@ def test_a_poll_interval_does_not_slow_the_handling(apps: Apps, kind: str) -> No
         for number in range(20):
             apps.server.say(str(number), chat_id=number + 1)
         async with apps.polling(app, poll_interval=3.0):
-            async with asyncio.timeout(15):  # by one at a time it would be a minute
+            async with asyncio.timeout(40):  # by one at a time it would be a minute
                 await apps.until(lambda: len(apps.seen) == 20)
 
     asyncio.run(scenario())

@@ -618,11 +618,11 @@ def test_one_workers_backoff_or_grace_delays_nobody(state: Path) -> None:
     async def scenario() -> None:
         async with AsyncDeck(state) as deck:
             deaf = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1000; done"]
-            await deck.start("deaf", deaf, stop=Stop(grace_seconds=20))
+            await deck.start("deaf", deaf, stop=Stop(grace_seconds=90))
             await asyncio.to_thread(until, lambda: "ready" in _log_of(deck, "deaf"))
             stopping = asyncio.ensure_future(deck.stop("deaf"))
             await asyncio.sleep(0)
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 for number in range(5):
                     await deck.start(f"w{number}", FOREVER)
                     await deck.stop(f"w{number}")
