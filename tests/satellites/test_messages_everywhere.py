@@ -64,7 +64,8 @@ def test_any_language_can_read_ack_reply_and_send(state: Path, bot: TelegramServ
                 claim = again["claim"]
                 file = await client.get(f"/api/v1/messages/{claim}/attachments/0")
                 assert (file.status_code, file.content == content) == (200, True)
-                assert (await client.get(f"/api/v1/messages/{claim}/attachments/1")).status_code == 409
+                missing = await client.get(f"/api/v1/messages/{claim}/attachments/1")
+                assert (missing.status_code, "has 1 attachments" in missing.json()["detail"]) == (404, True)
                 assert (await client.post(f"/api/v1/messages/{claim}/reply", json={"text": "one"})).status_code == 200
                 assert answers(bot) == []
                 file = {"text": "x", "options": {"attachments": ["/etc/hostname"]}}
@@ -109,6 +110,18 @@ def test_a_claim_that_was_lost_says_so(state: Path, bot: TelegramServer, run: Ru
 
     with served_at(state) as daemon:
         run(lambda: scenario(daemon))
+
+
+def test_a_reader_of_one_satellite_goes_on_when_that_is_made_anew(state: Path, bot: TelegramServer) -> None:
+    """Removed and started again it has a new inbox; who waits for its messages waits there too."""
+    with Deck(state) as deck, deck.messages("bob") as messages:
+        for text in ("first", "second"):
+            deck.start("bob", Satellite.telegram(bot.token, base_url=bot.url, first_run="take"))
+            bot.say(text)
+            with next(messages) as message:
+                assert message.text == text
+            deck.stop("bob")
+            deck.remove("bob")
 
 
 def test_files_are_sent_for_admins_only(state: Path, run: Run) -> None:

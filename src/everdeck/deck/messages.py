@@ -102,25 +102,24 @@ class MessageVerbs:
     async def _find_inboxes(self, name: str | None, reader: "Reader") -> Callable[[], None]:
         """Let the reader know of the inboxes there are; the answer ends the telling of later ones."""
         if name is not None:
-            spec = await self.spec(name)
-            refuse_unread(name, spec)
-            reader.add(name, self._feed(name, spec))
-            return lambda: None
+            refuse_unread(name, await self.spec(name))
 
         async def look(worker: str) -> None:
             if is_read(spec := await self.spec(worker)):
                 reader.add(worker, self._feed(worker, spec))
 
         async def heard(event: Event) -> None:
+            if name is not None and event.worker != name:
+                return
             if event.kind is EventKind.STARTED and event.worker is not None:
                 await look(event.worker)
             elif event.detail.get("removed") and event.worker is not None:
                 reader.remove(event.worker)
 
         leave = self.on_event(heard)
-        for status in await self.list():
-            if status.lifetime == "bound":
-                await look(status.name)
+        bound = [status.name for status in await self.list() if status.lifetime == "bound"] if name is None else [name]
+        for worker in bound:
+            await look(worker)
         return leave
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from litestar import Response, get, post
+from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryParameter
@@ -201,7 +202,7 @@ async def read_attachment(request: Asked, claim: Claim, number: FromPath[int]) -
     services = services_of(request)
     message = _held(services, claim)
     if not 0 <= number < len(message.attachments):
-        raise MessageLost(f"the message has {len(message.attachments)} attachments; they are counted from 0")
+        raise NotFoundException(f"the message has {len(message.attachments)} attachments; they are counted from 0")
     attachment = message.attachments[number]
     data = StateDir(services.deck.state_dir).worker(message.worker).data
     content = await asyncio.to_thread(feeds.read_attachment, data, attachment.path)
