@@ -6,7 +6,10 @@ import hashlib
 import hmac
 import itertools
 import json
+import os
 import re
+import signal
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -118,8 +121,6 @@ def test_a_tick_reaches_the_host_and_cannot_be_answered(state: Path, run: Run) -
 
 def _turn_back(path: Path) -> None:
     """As if the last tick had been ten minutes ago."""
-    import sqlite3
-
     with sqlite3.connect(path) as db:
         cursor = json.dumps(datetime.fromtimestamp(time.time() - 600, UTC).isoformat())
         db.execute("UPDATE everdeck_stream SET cursor = ?", (cursor,))
@@ -294,6 +295,49 @@ def test_a_clock_that_is_set_skips_nothing_and_fires_nothing_twice(state: Path, 
                 assert len(set(seen)) == before >= 7
 
     run(scenario)
+
+
+@needs_gcc
+def test_ticks_of_a_pause_come_as_missed_says(state: Path, run: Run) -> None:
+    """A satellite that is frozen for five days, as on a machine that sleeps, is the same process afterwards."""
+    names = ("once", "all", "skip")
+
+    async def scenario() -> None:
+        clock = FastClock(state, rate=60.0)
+        clock.set_by(43_200 - clock.now() % 86_400)  # noon: twelve minutes of ours are left until a tick
+        async with AsyncDeck(state) as deck:
+            for name in names:
+                await deck.start(name, Satellite.cron("0 0 * * *", missed=name, env=clock.env))
+            for name in names:
+                await until(lambda path=state / f"workers/{name}/data/feed.db": _cursor(path) is not None, "it waits")
+            pids = [status.pid for status in await deck.list() if status.pid is not None]
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            clock.set_by(5 * 86_400)
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            async with deck.messages("once") as messages, await anext(messages) as message:
+                assert message.raw["missed"] == 4
+            async with deck.messages("all") as messages:
+                days = []
+                for _ in range(5):
+                    async with await anext(messages) as message:
+                        days.append(datetime.fromisoformat(message.text))
+            assert {later - earlier for earlier, later in itertools.pairwise(days)} == {timedelta(days=1)}
+            skip = state / "workers/skip/data/feed.db"
+            await until(lambda: "T00:00:00" in str(_cursor(skip)), "it has seen the ticks")
+            assert ((await deck.feed("skip")).waiting, (await deck.feed("once")).waiting) == (0, 0)
+            assert [status.pid for status in await deck.list()] == pids
+
+    run(scenario)
+
+
+def _cursor(path: Path) -> object:
+    if not path.exists():
+        return None
+    with contextlib.closing(sqlite3.connect(path)) as db, contextlib.suppress(sqlite3.OperationalError):
+        return next(iter(db.execute("SELECT cursor FROM everdeck_stream").fetchall()), (None,))[0]
+    return None
 
 
 class _Clock:

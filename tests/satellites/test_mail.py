@@ -503,7 +503,9 @@ def test_killed_at_any_point_no_mail_is_lost(state: Path, imap: Dovecot, smtp: S
             await asyncio.gather(answering, return_exceptions=True)
 
     run(scenario)
-    assert len(sent(smtp, f"re: {mark}")) <= (4 if point == "satellite.smtp.accepted" else 3)
+    # While one mail is being marked the answer to another may be on the wire.
+    may_repeat = point in {"satellite.smtp.accepted", "satellite.gmail.marking", "satellite.gmail.marked"}
+    assert len(sent(smtp, f"re: {mark}")) <= 3 + may_repeat
 
 
 class _MailOutside:
