@@ -1,27 +1,31 @@
 """The pump and the readers meet only in the inbox: order, sharing, death at any instruction, frozen readers."""
 
 import asyncio
+import os
 import re
+import resource
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from everdeck.crashpoints import CRASH_AT_ENV
-from everdeck.errors import MessageError, MessageLost
+from everdeck.errors import InboxUnavailable, MessageError, MessageLost
 from everdeck.feed import Inbox, Record
 from everdeck.feed import claims as claims_module
-from everdeck.feed.claims import Claims, Put
+from everdeck.feed.claims import Claim, Claims, Other, Put
 from everdeck.messages import Incoming, decoded_outgoing, encoded
+from everdeck.satellites import bridge
 from everdeck.satellites.bridge import Messages, Reader, decide, feed_status, letters, send
+from support.waiting import until
 
 READER = Path(__file__).parents[1] / "support" / "sat_reader.py"
 POINTS = sorted(set(re.findall(r'crash_point\("([^"]+)"\)', Path(claims_module.__file__).read_text())))
@@ -270,6 +274,128 @@ def test_a_close_that_was_begun_goes_on_though_its_task_is_cancelled(state: Path
             assert (await other.get()).attempt == 1
 
     run(scenario)
+
+
+def test_a_wish_withdrawn_in_the_moment_of_its_message_hands_it_back(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is claimed, it can no longer be cancelled, and whoever asked does not have it yet."""
+    stored(state / "feed.db", "a1")
+    with Reader() as reader:
+
+        class Hesitating(Future[Any]):
+            def set_result(self, result: Any) -> None:
+                reader._unwant(self)
+                super().set_result(result)
+
+        reader.add("bob", state / "feed.db")
+        with monkeypatch.context() as patch:
+            patch.setattr("concurrent.futures.Future", Hesitating)
+            wanted = reader._want()
+        wanted.result(60)
+        assert reader.get_now(60).attempt == 1
+
+
+def test_an_end_that_could_not_be_written_gives_the_message_back(state: Path) -> None:
+    """The one reader gets it again once its disk takes it; meanwhile it is told."""
+    stored(state / "feed.db", "a1")
+    full = ["a1", "and when it is given back"]
+
+    class OnAFullDisk(Claims):
+        def _give_up(self, claim: Claim) -> None:
+            if full:
+                raise InboxUnavailable(f"disk full: {full.pop()}")
+            super()._give_up(claim)
+
+    with Reader() as reader:
+        reader.add("bob", lambda: OnAFullDisk(state / "feed.db"))
+        with pytest.raises(InboxUnavailable, match="disk full"), reader.get_now(60):
+            pass
+        with reader.get_now(60) as again:
+            assert again.attempt == 1
+    assert full == []
+    assert feed_status(state / "feed.db", "bob").done == 1
+
+
+def test_a_reader_that_dies_between_two_looks_is_seen_at_once(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lived when its message was looked at, and is gone when it is to be watched: no lease is waited for."""
+    stored(state / "feed.db", "a1")
+    with reading(state / "feed.db", "stop-after-claim") as other, Reader() as reader:
+        assert said(other) == "took a1 1"
+        with closing(sqlite3.connect(state / "feed.db")) as raw, raw:
+            raw.execute("UPDATE everdeck_reader SET lease_until = 1e12")
+        watch = bridge.watch_fd
+
+        def killed_first(seen: Other) -> int | None:
+            other.kill()
+            other.wait()
+            return watch(seen)
+
+        monkeypatch.setattr(bridge, "watch_fd", killed_first)
+        reader.add("bob", state / "feed.db")
+        assert reader.get_now(90).attempt == 2
+
+
+def test_an_inbox_that_is_told_of_twice_is_opened_once(state: Path) -> None:
+    """While it is being opened, and while it waits to be: what is open twice would be heard by nobody."""
+    stored(state / "feed.db", "a1")
+    opened: list[Claims] = []
+    with Reader() as reader:
+
+        def feed() -> Claims:
+            reader.add("bob", feed)
+            if not opened:
+                opened.append(Claims(state / "feed.db"))
+                opened[0].close()
+                raise InboxUnavailable("not yet")
+            opened.append(Claims(state / "feed.db"))
+            return opened[-1]
+
+        reader.add("bob", feed)
+        with reader.get_now(60):
+            pass
+        with pytest.raises(TimeoutError):
+            reader.get_now(0.05)
+        assert len(opened) == 2
+
+
+def test_a_reader_in_a_program_with_many_files_hears_of_a_death(state: Path, run: Run) -> None:
+    """select(2) knows the first 1,024 descriptors only."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1200:
+        pytest.skip("this machine gives a process fewer than 1,200 files")
+    stored(state / "feed.db", "a1")
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        other = stack.enter_context(reading(state / "feed.db", "stop-after-claim"))
+        assert said(other) == "took a1 1"
+        while (fd := os.dup(0)) < 1100:
+            stack.callback(os.close, fd)
+        stack.callback(os.close, fd)
+        reader = stack.enter_context(Reader())
+        reader.add("bob", state / "feed.db")
+        waiting = reader._want()
+        until(lambda: any(file._watched for file in reader._files.values()), "the other reader is watched")
+        other.kill()
+        assert waiting.result(60).attempt == 2
+
+
+def test_a_closed_reader_writes_into_nobodys_file(state: Path) -> None:
+    """The number of its descriptor is somebody else's by then."""
+    read, write = os.pipe()
+    with Reader() as reader:
+        number = reader._wake_fd
+    try:
+        os.dup2(write, number)
+        reader.add("bob", state / "feed.db")
+        reader.remove("bob")
+        os.set_blocking(read, False)
+        with pytest.raises(BlockingIOError):
+            os.read(read, 8)
+    finally:
+        for fd in {read, write, number}:
+            os.close(fd)
 
 
 def test_closing_hands_back_what_nobody_finished(state: Path) -> None:

@@ -9,12 +9,11 @@ come from one inotify watch of the directory. See inotify(7), pidfd_open(2).
 import asyncio
 import contextlib
 import os
-import select
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from everdeck.kernel import inotify
+from everdeck.kernel import identity, inotify
 from everdeck.statedir import StateDir
 
 # A holder of another pid namespace cannot be watched, and one that has just taken the lock has not said yet who it is.
@@ -78,7 +77,7 @@ class Vacancy:
             pidfd = os.pidfd_open(int(self._lock.read_text(encoding="ascii")))
         except (OSError, ValueError):
             return None
-        if select.select([pidfd], [], [], 0)[0]:
+        if identity.is_readable(pidfd):
             os.close(pidfd)
             return None
         return pidfd

@@ -214,7 +214,7 @@ class FarClaims(Claims):
         if child is not None:
             with contextlib.suppress(KernelError):
                 ids.send_signal(child.pidfd, signal.SIGKILL)
-            select.select([child.pidfd], [], [], PAUSE_SECONDS[0])  # one that hangs in the kernel is left to it
+            ids.is_readable(child.pidfd, PAUSE_SECONDS[0])  # one that hangs in the kernel is left to it
             exits.reap_child(child.pidfd)
             os.close(child.pidfd)
 

@@ -220,11 +220,11 @@ def _verify(identity: Identity, pidfd: int) -> None:
         raise ProcessGone(f"pid {identity.pid} is a zombie")
 
 
-def is_readable(pidfd: int) -> bool:
-    """Has the process behind the pidfd ended? Also true for a zombie."""
-    poller = select.poll()
+def is_readable(pidfd: int, seconds: float = 0) -> bool:
+    """Has the process behind the pidfd ended, or does it in that time? Also true for a zombie."""
+    poller = select.poll()  # not select(): that knows only descriptors below 1024
     poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(0))
+    return bool(poller.poll(seconds * 1000))
 
 
 def is_alive(pidfd: int) -> bool:

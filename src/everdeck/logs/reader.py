@@ -221,8 +221,9 @@ class Follower:
         if self._fd < 0:
             select.select([], [], [], min(POLL_SECONDS, timeout_seconds or POLL_SECONDS))
             return True
-        readable, _, _ = select.select([self._fd], [], [], timeout_seconds)
-        return bool(readable)
+        poller = select.poll()  # not select(): that knows only descriptors below 1024
+        poller.register(self._fd, select.POLLIN)
+        return bool(poller.poll(None if timeout_seconds is None else timeout_seconds * 1000))
 
     def bundles(self) -> Iterator[list[Line]]:
         """What is found, as it comes, until none of the logs is left; waits in between."""

@@ -19,7 +19,7 @@ import select
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +29,7 @@ from typing import Any, Final, Self, TypeAlias
 
 import msgspec
 
-from everdeck.errors import DeckClosed, EverdeckError, InboxUnavailable, MessageError
+from everdeck.errors import DeckClosed, EverdeckError, InboxUnavailable, MessageError, MessageLost
 from everdeck.feed.claims import DEAD, LEASE_SECONDS, RUNNING, WAITING, Claim, Claims, Put, watch_fd
 from everdeck.feed.handling import retry_after_of
 from everdeck.kernel.identity import boottime
@@ -53,7 +53,6 @@ DISK_RETRY_SECONDS: Final = 1.0
 PATIENCE_FACTOR: Final = 3.0
 LONGEST_SECONDS: Final = 3600.0
 UNWATCHED_SECONDS: Final = 5.0  # without inotify there is nothing that wakes us
-# Being told to leave is nobody's fault: the message goes back and the attempt is not counted.
 
 _log: Final = logging.getLogger("everdeck.messages")
 _Given: TypeAlias = concurrent.futures.Future[Message]
@@ -92,6 +91,7 @@ class Reader:
         """Read from this satellite's inbox too."""
         with self._lock:
             if name not in self._to_open and (name not in self._files or name in self._to_close):
+                self._to_open_later.pop(name, None)
                 self._to_open[name] = feed
         self._wake()
 
@@ -134,7 +134,7 @@ class Reader:
         if self._pid != os.getpid():
             return  # a forked copy: nothing here is ours
         if thread is None:
-            os.close(self._wake_fd)
+            self._close_wake()
             return
         self._wake()
         if thread is not threading.current_thread():
@@ -162,10 +162,14 @@ class Reader:
 
     def _unwant(self, given: _Given) -> None:
         """Nobody waits for it any more; if it was handed out in the same moment it goes back."""
-        if given.cancel():
-            return
-        with contextlib.suppress(BaseException):
-            given.result(0).__dict__["_hold"].finish_later(asyncio.CancelledError())
+
+        def hand_back(given: _Given) -> None:
+            if not given.cancelled() and given.exception() is None:
+                given.result().__dict__["_hold"].finish_later(asyncio.CancelledError())
+
+        # What can no longer be cancelled may be claimed and not given yet.
+        if not given.cancel():
+            given.add_done_callback(hand_back)
 
     # --- for holds ----------------------------------------------------------------------------------------------
 
@@ -188,8 +192,15 @@ class Reader:
     # --- the thread ---------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake_fd, 1)
+        # Under the lock: the number of a closed descriptor is the next file's that anybody opens.
+        with self._lock, contextlib.suppress(BlockingIOError):
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
+
+    def _close_wake(self) -> None:
+        with self._lock:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
 
     def _run(self) -> None:
         poll = select.poll()
@@ -201,7 +212,7 @@ class Reader:
                     os.eventfd_read(self._wake_fd)
                 self._open_new(poll)
                 self._carry_out()
-                wait = self._hand_out(poll)
+                wait = min(self._give_back(), self._hand_out(poll))
                 if self._held:
                     if monotonic() >= renew_at:
                         self._renew()
@@ -213,10 +224,10 @@ class Reader:
                     more = bool(self._orders or self._to_open)
                     for due, _ in self._to_open_later.values():
                         wait = min(wait, max(0.0, due - monotonic()))
-                if not more:
-                    poll.poll(None if wait == _FOREVER else max(1, round(min(wait, LONGEST_SECONDS) * 1000)))
+                milliseconds = None if wait == _FOREVER else max(1, round(min(wait, LONGEST_SECONDS) * 1000))
+                ready = {fd for fd, _ in poll.poll(0 if more else milliseconds)}
                 for file in self._files.values():
-                    file.hear(poll)
+                    file.hear(poll, ready)
         except BaseException as err:
             _log.exception("the reader of messages failed")
             self._fail(err)
@@ -235,6 +246,8 @@ class Reader:
         for name in gone & self._files.keys():
             self._files.pop(name).close(poll)
         for name, feed in new.items():
+            if name in self._files:
+                continue  # told of twice while it was being opened
             began = monotonic()
             try:
                 self._files[name] = _File(name, feed, poll)
@@ -258,10 +271,15 @@ class Reader:
             else:
                 done.set_result(None)
 
+    def _give_back(self) -> float:
+        """Give back what could not be finished; returns when to try again."""
+        return min((file.give_back() for file in self._files.values()), default=_FOREVER)
+
     def _hand_out(self, poll: "select.poll") -> float:
         """Give everybody who waits a message, in turns over the inboxes; returns how long nothing can come."""
         wait = _FOREVER
         idle: set[str] = set()
+        troubled: set[str] = set()  # their disk says when to look again, and nothing else
         while len(idle) < len(self._files):
             for name, file in list(self._files.items()):
                 given = self._next_want()
@@ -272,6 +290,7 @@ class Reader:
                 except EverdeckError as err:
                     _log.warning("messages of %r: %s", name, err)
                     claims, wait = [], min(wait, DISK_RETRY_SECONDS)
+                    troubled.add(name)
                 if claims:
                     self._give(file, claims[0], given)
                     idle.discard(name)
@@ -282,8 +301,8 @@ class Reader:
         with self._lock:
             if not self._wants:
                 return wait
-        for file in self._files.values():
-            wait = min(wait, file.patience(poll))
+        for name in self._files.keys() - troubled:
+            wait = min(wait, self._files[name].patience(poll))
         return wait
 
     def _next_want(self) -> _Given | None:
@@ -300,14 +319,17 @@ class Reader:
         try:
             message = Message.of(decoded_incoming(claim.payload), worker=file.name, attempt=claim.attempt, hold=hold)
         except Exception as err:  # noqa: BLE001 - a record that is none of ours; it must not stop the others
-            file.claims.fail(claim, f"not a message: {err}")
+            why = f"not a message: {err}"
             self._held -= 1
+            with contextlib.suppress(EverdeckError):
+                file.end(claim, lambda: file.claims.fail(claim, why))
             with self._lock:
                 self._wants.appendleft(given)
             return
         if not given.set_running_or_notify_cancel():
-            file.claims.hand_back(claim)
             self._held -= 1
+            with contextlib.suppress(EverdeckError):
+                file.end(claim, lambda: file.claims.hand_back(claim))
             return
         given.set_result(message)
 
@@ -335,7 +357,7 @@ class Reader:
         for given in waiting:
             if not given.done():
                 given.set_exception(DeckClosed("the messages are closed"))
-        os.close(self._wake_fd)
+        self._close_wake()
 
 
 _FOREVER: Final = float("inf")
@@ -362,6 +384,7 @@ class _File:
             raise
         self.sends = entry is None or entry.sends
         self._watched: dict[str, int] = {}
+        self._left: list[Claim] = []
         self._fd: int | None = None
         try:
             self._fd = self.claims.listen()
@@ -369,12 +392,35 @@ class _File:
         except (EverdeckError, OSError) as err:
             _log.info("messages of %r are looked for every %g s: %s", name, UNWATCHED_SECONDS, err)
 
-    def hear(self, poll: "select.poll") -> None:
-        """Take note of the bell."""
+    def hear(self, poll: "select.poll", ready: Container[int]) -> None:
+        """Take note of the bell, and of the deaths among what is ready."""
         self.claims.heard()
         for other, fd in list(self._watched.items()):
-            if select.select([fd], [], [], 0)[0]:
+            if fd in ready:
                 self._unwatch(other, poll)
+
+    def end(self, claim: Claim, act: Callable[[], Any]) -> None:
+        """Finish a claim. If that cannot be written now, it is still ours, and nobody but us can give it back."""
+        try:
+            act()
+        except MessageLost:
+            raise
+        except EverdeckError:
+            self._left.append(claim)
+            raise
+
+    def give_back(self) -> float:
+        """Give back what could not be finished, uncounted; returns when to try again."""
+        while self._left:
+            try:
+                self.claims.hand_back(self._left[0])
+            except MessageLost:
+                pass  # its end was written after all, or somebody else has it
+            except EverdeckError as err:
+                _log.warning("messages of %r cannot be given back yet: %s", self.name, err)
+                return DISK_RETRY_SECONDS
+            del self._left[0]
+        return _FOREVER
 
     def patience(self, poll: "select.poll") -> float:
         """How long nothing can happen here that nobody tells us of; watches those who may leave something behind."""
@@ -394,6 +440,8 @@ class _File:
                 if fd is not None:
                     self._watched[name] = fd
                     poll.register(fd, select.POLLIN)
+                elif other.is_gone(boottime()):
+                    waits.append(0.0)  # it died since we looked, and nobody else will tell of it
             # It may be frozen, or where we cannot see it: then its lease decides.
             waits.append(max(0.05, other.lease_until - boottime() + 0.05))
         return min(waits)
@@ -420,14 +468,13 @@ class _Hold:
 
     def __init__(self, reader: Reader, file: _File, claim: Claim) -> None:
         self._reader = reader
-        self._sends = file.sends
-        self._claims = file.claims
+        self._file = file
         self._claim = claim
         self._replies: list[Put] = []
         self._over = False
 
     def reply(self, reply: Outgoing) -> None:
-        if not self._sends:
+        if not self._file.sends:
             raise MessageError("this kind of satellite cannot send: there is nobody who could be answered")
         if self._over:
             raise MessageError("the message is finished; use deck.send(...) for more words")
@@ -452,12 +499,16 @@ class _Hold:
 
     def _finish(self, error: BaseException | None) -> None:
         self._reader.let_go()
+        self._file.end(self._claim, lambda: self._ended(error))
+
+    def _ended(self, error: BaseException | None) -> None:
+        claims, claim = self._file.claims, self._claim
         if error is None:
-            self._claims.finish(self._claim, self._replies)
+            claims.finish(claim, self._replies)
         elif is_leaving(error):
-            self._claims.hand_back(self._claim)
+            claims.hand_back(claim)
         else:
-            self._claims.fail(self._claim, _words_of(error), retry_after=retry_after_of(error))
+            claims.fail(claim, _words_of(error), retry_after=retry_after_of(error))
 
 
 def _words_of(error: BaseException) -> str:
