@@ -1,6 +1,7 @@
 """``strict`` with real programs: they run; and what is not theirs is out of reach, also for root."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
@@ -176,6 +177,7 @@ def _answers(port: int, program: str) -> None:
 
 # --- and reach nothing else -------------------------------------------------------------------------------------
 
+ABSTRACT = f"everdeck-test-{os.getpid()}"
 ATTACKS = {
     "another worker's directory": "open(sys.argv[1] + '/workers/victim/data/diary').read()",
     "another worker's directory, listed": "os.listdir(sys.argv[1] + '/workers/victim/data')",
@@ -190,7 +192,7 @@ ATTACKS = {
     "the owner's descriptors": "os.readlink(f'/proc/{os.getppid()}/fd/0')",
     "signalling the owner": "os.kill(os.getppid(), 0)",
     "a foreign socket": "socket.socket(socket.AF_UNIX).connect(sys.argv[1] + '/deck.sock')",
-    "an abstract socket": "socket.socket(socket.AF_UNIX, 2).sendto(b'x', chr(0) + 'everdeck-test-abstract')",
+    "an abstract socket": "socket.socket(socket.AF_UNIX, 2).sendto(b'x', chr(0) + sys.argv[4])",
     "an unlisted port": "socket.create_connection(('127.0.0.1', int(sys.argv[2])), 5)",
     "an unlisted port by MPTCP": "socket.socket(2, 1, 262).connect(('127.0.0.1', int(sys.argv[2])))",
     "an unlisted port by fast open": "socket.socket().sendto(b'x', 0x20000000, ('127.0.0.1', int(sys.argv[2])))",
@@ -206,10 +208,19 @@ ATTACKS = {
     "a link into another directory": "(os.symlink(sys.argv[1] + '/workers/victim/data', 'v'), os.listdir('v'))",
     "another project": "fcntl.ioctl(here, 0x401c5820, fcntl.ioctl(here, 0x801c581f, bytes(28)))",
     "flags of a file": "fcntl.ioctl(here, 0x40086602, fcntl.ioctl(here, 0x80086601, bytes(8)))",
+    "a limit of the owner": "resource.prlimit(os.getppid(), 4, resource.prlimit(os.getppid(), 4))",
+    "the owner's nice": "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
+    "the nice of its account": "os.setpriority(os.PRIO_USER, 0, os.getpriority(os.PRIO_PROCESS, 0))",
+    "the owner's processors": "os.sched_setaffinity(os.getppid(), {min(os.sched_getaffinity(0))})",
+    "the owner's schedule": "os.sched_setscheduler(os.getppid(), os.SCHED_OTHER, os.sched_param(0))",
+    "the owner's turn at the disk": "call(251, 1, os.getppid(), 3 << 13)",
+    "a program for root": "os.chmod('here', 0o4755)",
+    "a program for root, by its descriptor": "os.fchmod(here, 0o2755)",
     "the 32-bit calls": "call(0x40000000 + 39)",
 }
 CODE = """
-import ctypes, fcntl, os, socket, sys
+import ctypes, fcntl, os, resource, socket, sys
+open("here", "w").close()
 here = os.open(".", os.O_RDONLY)
 libc = ctypes.CDLL(None, use_errno=True)
 def call(*numbers):
@@ -225,7 +236,14 @@ def _attack_command(python: str, state: Path, port: int) -> list[str]:
         for at, code in enumerate(ATTACKS.values())
     )
     assert len(names) == len(ATTACKS)
-    return [python, "-c", CODE + attempts, str(state), str(port), str(free_port())]
+    return [python, "-c", CODE + attempts, str(state), str(port), str(free_port()), ABSTRACT]
+
+
+@contextlib.contextmanager
+def _abstract_socket() -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as abstract:
+        abstract.bind(f"\0{ABSTRACT}")
+        yield
 
 
 def _all_refused(lines: list[str]) -> None:
@@ -247,14 +265,12 @@ def test_every_attack_is_refused(open_dir: Path) -> None:
             async with AsyncDeck(open_dir / "state") as deck:
                 await deck.start("victim", ["sleep", "1000"])
                 (open_dir / "state/workers/victim/data/diary").write_text("dear diary")
-                abstract = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-                abstract.bind("\0everdeck-test-abstract")
-                with abstract:
-                    port = foreign.getsockname()[1]
-                    _all_refused(
-                        await said_by(deck, "alice", _attack_command(sys.executable, open_dir / "state", port))
-                    )
-                await deck.stop_all()
+                try:
+                    with _abstract_socket():
+                        attack = _attack_command(sys.executable, open_dir / "state", foreign.getsockname()[1])
+                        _all_refused(await said_by(deck, "alice", attack))
+                finally:
+                    await deck.stop_all()
 
         asyncio.run(scenario())
 
@@ -294,16 +310,24 @@ def test_a_link_that_the_worker_made_does_not_widen_its_next_start(open_dir: Pat
 
 
 def test_a_working_directory_around_the_deck_does_not_show_the_deck(open_dir: Path) -> None:
-    """A project with its .everdeck inside: the program reads its own files, not those of the other workers."""
+    """A project with its .everdeck inside: the program reads its own files, not those of the other workers.
+
+    A link in it that leads up again shows nothing more.
+    """
     project = open_dir / "project"
     project.mkdir()
     (project / "bot.py").write_text("print(open('bot.py').read()[:5]); print(open('.everdeck/deck.db','rb').read(3))")
+
+    (open_dir / "beside").write_text("not of the project")
+    (project / "up").symlink_to("..")
 
     async def scenario() -> None:
         async with AsyncDeck(project / ".everdeck") as deck:
             lines = await said_by(deck, "alice", [sys.executable, "bot.py"], cwd=str(project))
             assert lines[0] == "print"
             assert "PermissionError" in " ".join(lines)
+            lines = await said_by(deck, "bob", ["cat", "up/beside"], cwd=str(project))
+            assert "Permission denied" in lines[0]
 
     asyncio.run(scenario())
 
@@ -339,8 +363,7 @@ def test_it_holds_without_root(place: Path, mallory: Account) -> None:
     os.chown(home, mallory.uid, mallory.gid)
     with socket.create_server(("127.0.0.1", 0)) as foreign:
         attack = _attack_command(python, home / "state", foreign.getsockname()[1])
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as abstract:
-            abstract.bind("\0everdeck-test-abstract")
+        with _abstract_socket():
             done = mallory.run("env", f"PYTHONPATH={paths}", python, "-Pc", OWNER, home / "state", *attack)
     _all_refused([line for line in done.stdout.splitlines() if not line.startswith("--- everdeck")])
 

@@ -184,7 +184,12 @@ def holds(spec: WorkerSpec, containment_: Containment | None) -> list[Hold]:
         (f"connects to TCP ports: {listed}", strict and box.tcp_connect != "any", not_strict or "any port is listed"),
         (f"listens on TCP ports: {bound}", strict and box.tcp_bind != "any", not_strict or "any port is listed"),
         ("connects to no Unix socket of others", strict and not box.unix_sockets, not_strict or "unix_sockets is set"),
-        ("cannot trace, mount, make namespaces or signal others", strict, not_strict),
+        ("cannot trace, mount, make namespaces, signal others or change their limits and turns", strict, not_strict),
+        (
+            "changes no modes, times and attributes of files outside its reach",
+            spec.user == AUTO,
+            "Landlock has no right for that, so it may for other files of its account; user='auto' has none",
+        ),
         ("sends no UDP", False, "nothing here limits UDP"),
     ]
     if (most := spec.limits.disk_bytes) is not None:
@@ -217,13 +222,13 @@ def _reach(spec: WorkerSpec, home: Path, port: int | None) -> sandbox.Reach:
 
     Whatever lies where it can write is reached anyway, and never looked up: it could be a link to anywhere by now.
     """
-    box = spec.sandbox
-    write = [str(home / DATA), str(home / TMP)]
+    box, at = spec.sandbox, str(home)
+    write = [f"{at}/{DATA}", f"{at}/{TMP}"]
     write += [path for path in box.write if not _is_below(path, write)]
     path = spec.env.get("PATH") or os.environ.get("PATH", os.defpath)
-    read = [str(home / SECRETS), _PACKAGE, *box.read, *(() if spec.cwd is None else (spec.cwd,))]
+    read = [f"{at}/{SECRETS}", _PACKAGE, *box.read, *(() if spec.cwd is None else (spec.cwd,))]
     program = spec.command[0] if spec.command else ""
-    if program and not _is_below(os.path.join(spec.cwd or str(home / DATA), program), write):  # noqa: PTH118 - a text
+    if program and not _is_below(os.path.join(spec.cwd or write[0], program), write):  # noqa: PTH118 - a text
         read += sandbox.beside_program(program, path)
     bind = sandbox.ports(box.tcp_bind)
     return sandbox.Reach(

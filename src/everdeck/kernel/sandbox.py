@@ -18,7 +18,6 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Final
 
 from everdeck.errors import KernelError
@@ -47,7 +46,13 @@ _ETC: Final = (
     *("alternatives", "ca-certificates", "crypto-policies", "fonts", "ld.so.conf.d", "pki/ca-trust", "pki/tls/certs"),
     *("profile.d", "ssl/certs", "ssl/openssl.cnf", "terminfo"),
 )
-_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
+_FOLDERS_OF_PROGRAMS: Final = frozenset(
+    f"{around}/{last}" for around in ("", "/usr", "/usr/local") for last in ("bin", "sbin")
+)
+_BESIDE_BIN: Final = ("bin", "lib", "lib64", "libexec", "share", "include", "pyvenv.cfg")
+_DEVICES: Final = tuple(
+    f"/dev/{name}".encode() for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +89,11 @@ def ruleset(reach: Reach) -> int:
     attributes = struct.pack("=QQQ", _ALL_FILES, net, _SCOPED)
     fd = _checked(_libc().syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0))
     try:
-        _allow(fd, (*_visible_system(reach.hidden), *_visible(reach.read, reach.hidden)), _READ)
-        _allow(fd, _visible(reach.write, reach.hidden), _CHANGE)
-        _allow(fd, [f"/dev/{name}" for name in _DEVICES], _DEVICE | _READ_DIR)
+        way = _way_to(reach.hidden)
+        _allow(fd, _visible_system(way), _READ)
+        _allow(fd, _encoded(_visible(reach.read, way)), _READ)
+        _allow(fd, _encoded(_visible(reach.write, way)), _CHANGE)
+        _allow(fd, _DEVICES, _DEVICE | _READ_DIR)
         ports = [(_BIND_TCP, port) for port in reach.bind or ()]
         ports += [(_CONNECT_TCP, port) for port in reach.connect or ()]
         for access, port in ports:
@@ -100,25 +107,28 @@ def ruleset(reach: Reach) -> int:
 def beside_program(program: str, path: str) -> tuple[str, ...]:
     """What a program needs of its own installation: itself, what its link means, and the libraries beside its ``bin``.
 
-    For a virtual environment also the Python that it was made from.
+    For a virtual environment also the Python that it was made from. Nothing for a program of the system, which is
+    reached anyway.
     """
     found = _found(program, path)
     if found is None:
         return ()
     wanted: dict[str, None] = {}
-    for file in (found, Path(os.path.realpath(found))):
-        wanted[str(file)] = None
-        if file.parent.name in {"bin", "sbin"}:
-            around = file.parent.parent
-            wanted |= dict.fromkeys(str(around / part) for part in ("bin", "lib", "lib64", "libexec", "share"))
-            wanted |= dict.fromkeys((str(around / "pyvenv.cfg"), str(around / "include")))
+    for file in (found, os.path.realpath(found)):
+        folder, _, _ = file.rpartition("/")
+        if folder in _FOLDERS_OF_PROGRAMS:
+            continue
+        wanted[file] = None
+        around, _, last = folder.rpartition("/")
+        if last in {"bin", "sbin"}:
+            wanted |= dict.fromkeys(f"{around}/{part}" for part in _BESIDE_BIN)
     return tuple(wanted)
 
 
-def _found(program: str, path: str) -> Path | None:
+def _found(program: str, path: str) -> str | None:
     if "/" in program:
-        return Path(program)
-    return next((Path(one, program) for one in path.split(":") if one and os.access(f"{one}/{program}", os.X_OK)), None)
+        return program
+    return next((f"{one}/{program}" for one in path.split(":") if one and os.access(f"{one}/{program}", os.X_OK)), None)
 
 
 @lru_cache(maxsize=1)
@@ -139,33 +149,54 @@ def _system() -> tuple[str, ...]:
     return (*_SYSTEM, *(f"/etc/{name}" for name in _ETC), *sorted(own))
 
 
+_Way = tuple[tuple[int, int], ...]
+
+
+def _way_to(hidden: str) -> _Way:
+    """What is hidden, then each directory above it, by inode: links and second mounts of them are the same ones."""
+    folder, way = os.path.realpath(hidden) if hidden else "", []
+    while folder:
+        way.append(_inode(folder))
+        folder = folder.rpartition("/")[0]
+    return tuple(inode for inode in (*way, _inode("/")) if inode is not None) if way else ()
+
+
 @lru_cache(maxsize=16)
-def _visible_system(hidden: str) -> tuple[str, ...]:
-    """Looked at once per deck: resolving a hundred paths takes longer than everything else here (1 ms)."""
-    return tuple(_visible(_system(), hidden))
+def _visible_system(way: _Way) -> tuple[bytes, ...]:
+    """Looked at once per deck: there are a hundred paths."""
+    return _encoded(_visible(_system(), way))
 
 
-def _visible(paths: Iterable[str], hidden: str) -> Iterator[str]:
+def _encoded(paths: Iterable[str]) -> tuple[bytes, ...]:
+    return tuple(os.fsencode(path) for path in paths)
+
+
+def _visible(paths: Iterable[str], way: _Way) -> Iterator[str]:
     """The paths; one above what is hidden is replaced by what is beside the way to it. Landlock has no exceptions."""
-    hole = os.path.realpath(hidden) if hidden else ""
     for path in paths:
-        if not hole or not f"{hole}/".startswith(os.path.realpath(path).rstrip("/") + "/"):
+        inode = _inode(path) if way else None
+        if inode not in way:
             yield path
-            continue
-        if os.path.realpath(path) == hole:
-            continue
-        try:
-            inside = sorted(entry.path for entry in os.scandir(path))
-        except OSError:
-            continue
-        yield from _visible(inside, hidden)
+        elif inode != way[0]:
+            try:
+                inside = sorted(entry.path for entry in os.scandir(path) if not entry.is_symlink())
+            except OSError:
+                continue
+            yield from _visible(inside, way)
 
 
-def _allow(ruleset_fd: int, paths: Iterable[str], access: int) -> None:
-    wanted = [os.fsencode(path) for path in paths]
-    if native.allow_paths(ruleset_fd, wanted, access, access & _OF_A_FILE):
+def _inode(path: str) -> tuple[int, int] | None:
+    try:
+        facts = os.stat(path)  # noqa: PTH116 - raw numbers, ten times per start
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
+
+
+def _allow(ruleset_fd: int, paths: Sequence[bytes], access: int) -> None:
+    if native.allow_paths(ruleset_fd, paths, access, access & _OF_A_FILE):
         return
-    for path in wanted:
+    for path in paths:
         try:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
@@ -184,6 +215,7 @@ _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45,
 _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _AUDIT_ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32: Final = 0x40000000
+_RUN: Final = 8
 _NEW_NAMESPACES: Final = 0x7E020000
 _MSG_FASTOPEN: Final = 0x20000000
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
@@ -253,6 +285,15 @@ _REFUSED: Final[dict[str, tuple[int, int | None]]] = {
 _NUMBERS_OF: Final = {"x86_64": 0, "aarch64": 1}
 _SOCKET, _SENDTO, _SENDMSG, _SENDMMSG = (41, 198), (44, 206), (46, 211), (307, 269)
 _CLONE, _CLONE3, _IOCTL = (56, 220), (435, 435), (16, 29)
+_PRLIMIT, _SETPRIORITY, _IOPRIO_SET = (302, 261), (141, 140), (251, 30)
+# sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr; the first argument is whose.
+_SCHEDULE: Final = ((142, 118), (144, 119), (203, 122), (314, 274))
+# chmod, fchmod, fchmodat, fchmodat2, mknod, mknodat; and where the mode is.
+_MODES: Final = (
+    *(((90, None), 1), ((91, 52), 1), ((268, 53), 2), ((452, 452), 2)),
+    *(((133, None), 1), ((259, 33), 2)),
+)
+_SET_ID: Final = 0o6000
 _REFUSED_REQUESTS: Final = (
     *(0x5412, 0x541C),  # TIOCSTI, TIOCLINUX: typing into somebody's terminal
     *(
@@ -280,10 +321,7 @@ def system_call_filter(*, unix_sockets: bool) -> bytes:
     ]
     if machine == "x86_64":
         code += [(_AT_LEAST, 0, 1, _X32), _refuse(errno.ENOSYS)]
-    for numbers in _REFUSED.values():
-        number = numbers[which]
-        if number is not None:
-            code += [(_EQUAL, 0, 1, number), _refuse(errno.EPERM)]
+    code += _refused_numbers(sorted(number for numbers in _REFUSED.values() if (number := numbers[which]) is not None))
     # The C library asks clone instead, whose flags can be looked at.
     code += [(_EQUAL, 0, 1, _CLONE3[which]), _refuse(errno.ENOSYS)]
     code += _if_call(_CLONE[which], [_argument(0), (_ANY_OF, 0, 1, _NEW_NAMESPACES), _refuse(errno.EPERM), _allowed()])
@@ -292,9 +330,42 @@ def system_call_filter(*, unix_sockets: bool) -> bytes:
         code += _if_call(call[which], fast_open)
     requests = [step for word in _REFUSED_REQUESTS for step in ((_EQUAL, 0, 1, word), _refuse(errno.EPERM))]
     code += _if_call(_IOCTL[which], [_argument(1), *requests, _allowed()])
+    code += _only_its_own(which)
+    for numbers, at in _MODES:
+        if (number := numbers[which]) is not None:
+            set_id = [_argument(at), (_ANY_OF, 0, 1, _SET_ID), _refuse(errno.EPERM), _allowed()]
+            code += _if_call(number, set_id)
     code += _if_call(_SOCKET[which], _sockets(unix_sockets=unix_sockets))
     code.append(_allowed())
     return b"".join(struct.pack("=HBBI", *step) for step in code)
+
+
+def _refused_numbers(numbers: list[int]) -> list[tuple[int, int, int, int]]:
+    """Sorted, in runs that other numbers jump over: the kernel tries the filter with every number, at every start."""
+    code: list[tuple[int, int, int, int]] = []
+    for at in reversed(range(0, len(numbers), _RUN)):
+        run = numbers[at : at + _RUN]
+        tests = [step for number in run for step in ((_EQUAL, 0, 1, number), _refuse(errno.EPERM))]
+        past_this, past_all = len(tests), len(tests) + 1 + len(code)
+        code = [(_AT_LEAST, 0, past_all, run[0]), (_AT_LEAST, past_this, 0, run[-1] + 1), *tests, *code]
+    return code
+
+
+def _only_its_own(which: int) -> list[tuple[int, int, int, int]]:
+    """Limits and turns of others: for these calls an account is one person, and Landlock has no say.
+
+    0 is the caller. A limit of others may be looked at; a nice of all processes of an account may not be set.
+    """
+    no = _refuse(errno.EPERM)
+    code = []
+    for numbers in _SCHEDULE:
+        code += _if_call(numbers[which], [_argument(0), (_EQUAL, 1, 0, 0), no, _allowed()])
+    new_limit = [(_EQUAL, 0, 2, 0), _upper_half(2), (_EQUAL, 1, 0, 0), no]
+    code += _if_call(_PRLIMIT[which], [_argument(0), (_EQUAL, 5, 0, 0), _argument(2), *new_limit, _allowed()])
+    for numbers, of_a_user in ((_SETPRIORITY, 2), (_IOPRIO_SET, 3)):
+        whose = [_argument(0), (_AT_LEAST, 2, 0, of_a_user), _argument(1), (_EQUAL, 1, 0, 0), no, _allowed()]
+        code += _if_call(numbers[which], whose)
+    return code
 
 
 def _sockets(*, unix_sockets: bool) -> list[tuple[int, int, int, int]]:
@@ -331,6 +402,10 @@ def _kind() -> list[tuple[int, int, int, int]]:
 
 def _argument(index: int) -> tuple[int, int, int, int]:
     return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * index)  # the lower half; both processors are little-endian
+
+
+def _upper_half(index: int) -> tuple[int, int, int, int]:
+    return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * index + 4)
 
 
 def _refuse(number: int) -> tuple[int, int, int, int]:
