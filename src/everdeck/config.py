@@ -15,6 +15,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_type_hints
 
@@ -294,7 +295,8 @@ class _Reader:
     def __init__(self, document: dict[str, Any], text: str, file: Path) -> None:
         self._document = document
         self._file = file
-        self._lines = dict(_located(text))
+        self._place = file.parent.resolve()
+        self._text = text
         self._problems: list[tuple[int, str]] = []
         given = document.get("defaults", {})
         self._defaults: dict[str, Any] = given if isinstance(given, dict) else {}
@@ -320,6 +322,11 @@ class _Reader:
 
     def _problem(self, keys: tuple[str, ...], what: str) -> None:
         self._problems.append((self._line(keys), f"{_dotted(keys)}: {what}"))
+
+    @cached_property
+    def _lines(self) -> dict[tuple[str, ...], int]:
+        """Where each key stands: the file is read a second time for that, and only if something is wrong with it."""
+        return dict(_located(self._text))
 
     def _line(self, keys: tuple[str, ...]) -> int:
         for length in range(len(keys), 0, -1):
@@ -384,11 +391,13 @@ class _Reader:
         own: WorkerTable | None = self._converted(keys, table, WorkerTable)
         if own is None or (base := self._base(keys, own, templates)) is None:
             return None
-        merged: WorkerTable | None = self._converted(keys, _merged(_merged(self._defaults, base), table), WorkerTable)
+        merged: WorkerTable | None = own
+        if self._defaults or base:
+            merged = self._converted(keys, _merged(_merged(self._defaults, base), table), WorkerTable)
         if merged is None:
             return None
         try:
-            return completed(_spec(merged, self._file.parent))
+            return completed(_spec(merged, self._place))
         except SpecError as error:
             self._problem((*keys, *_keys_of(error)), _detail(error))
             return None
@@ -469,7 +478,7 @@ def _spec(table: TemplateTable | WorkerTable, base: Path | None) -> WorkerSpec:
         fields["secrets"] = {name: _read_secret(name, entry, base or Path()) for name, entry in table.secrets.items()}
     if base is not None:
         # Where the file stands, so that `command = ["python3", "bot.py"]` finds the bot.py beside it.
-        fields["cwd"] = str(base.resolve() / (table.cwd if isinstance(table.cwd, str) else ""))
+        fields["cwd"] = str(base / (table.cwd if isinstance(table.cwd, str) else ""))
     template = getattr(table, "template", UNSET)
     if isinstance(template, str):
         fields["labels"] = {"template": template, **fields.get("labels", {})}
@@ -486,7 +495,7 @@ def _satellite(table: _Table, base: Path | None) -> SatelliteSpec:
     if not isinstance(kind, str):
         raise SpecError("satellite.kind", kind, "a word such as telegram, gmail, smtp, cron or webhook")
     target = table.to if isinstance(table.to, str | tuple) else to
-    return SatelliteSpec(kind, options, target, path if base is None else str(base.resolve()))
+    return SatelliteSpec(kind, options, target, path if base is None else str(base))
 
 
 def _read_secret(name: str, entry: str | SecretFile, base: Path) -> Secret:
@@ -554,6 +563,7 @@ def _kind_of(value: object) -> str:
     return names.get(type(value), type(value).__name__)
 
 
+@cache
 def _fields_of(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {name: hints[name] for name in kind.__struct_fields__}
