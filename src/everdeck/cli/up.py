@@ -1,5 +1,6 @@
 """``everdeck up``: be the daemon, here or in the background."""
 
+import gc
 import os
 import sys
 from argparse import ArgumentParser, Namespace
@@ -58,6 +59,9 @@ def up(options: Namespace) -> int:
     _sort_out(options)
     if options.detach and not options.check:
         return _detach(options)
+    # Nearly everything that a start makes stays: looking for garbage in it meanwhile took a fifth of the time with
+    # five thousand workers. The daemon looks once when it is up, and from then on as usual.
+    gc.disable()
     try:
         from everdeck.server import TYPED_IN_ENV, daemon
     except ModuleNotFoundError as error:

@@ -79,7 +79,7 @@ def glance_of(worker: Worker, clock: Clock, health: str | None, health_reason: s
             health=health,
             health_reason=health_reason,
             status_text=worker.status_text,
-            containment_=worker.tree().strength if alive else None,
+            containment_=containment.strength_of(record.cgroup) if alive else None,
         )
         worker.glance = (facts, told)
     return worker.glance[1]

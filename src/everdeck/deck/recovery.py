@@ -70,7 +70,8 @@ class Recovery:
     async def recover(self, owner_pid: int, inherited: Inherited) -> None:
         """Bring everything to what is wanted; returns when it is so."""
         parts = self._parts
-        for record in parts.registry.records():
+        recorded = {record.name: record for record in parts.registry.records()}
+        for record in recorded.values():
             parts.workers[record.name] = self._worker(record)
         self._finish_removals()
         self._find_unrecorded()
@@ -82,18 +83,20 @@ class Recovery:
             if name in parts.workers:
                 parts.workers[name].lifeline = parts.home.lifeline_from(fd)
         seen = self._look_at_all()
-        self._starting.adopt([one.worker for one in seen if isinstance(one.decision, rules.Adopt)])
+        self._starting.adopt([one.worker for one in seen if isinstance(one.decision, rules.Adopt)], recorded)
         crash_point("open.adopted")
         orphans = {one.worker.name: one for one in seen if isinstance(one.decision, rules.EndTree)}
         unended = await self._end_orphans(orphans)
         crash_point("open.orphans-ended")
         for one in seen:
+            if isinstance(one.decision, rules.Adopt):
+                continue
             async with parts.turns.of(one.worker.name):
                 if one.worker.name in unended:
                     self._leave_unkillable(one, unended[one.worker.name])
                 elif isinstance(one.decision, rules.Conflict):
                     self._starting.conflict(one.worker)
-                elif not isinstance(one.decision, rules.Adopt):
+                else:
                     await self.bring_up(one.worker)
         parts.deeds.settled()
         crash_point("open.recovered")
@@ -184,9 +187,10 @@ class Recovery:
     def _look_where_it_was_born(self, worker: Worker) -> None:
         """A start that was never recorded may have left its tree in the cgroup in which it was born."""
         record = worker.record
+        if record.phase is not State.STARTING or record.cgroup is not None:
+            return
         cgroup = self._parts.engine.cgroup_path(record.name)
-        unrecorded = record.phase is State.STARTING and record.cgroup is None
-        if unrecorded and cgroup is not None and containment.is_populated(cgroup):
+        if cgroup is not None and containment.is_populated(cgroup):
             worker.record = replace(record, cgroup=str(cgroup))
 
     def _decide(self, worker: Worker, leader: Literal["alive", "gone", "unknown"], tree_left: bool) -> rules.Opening:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -328,7 +328,7 @@ class Starting:
                 phase=State.RUNNING,
                 started_at=self._parts.started_at(identity),
             )
-            self.adopt([worker])
+            self.adopt([worker], {})
             return None
         if leader is not None:
             os.close(leader[0])
@@ -406,8 +406,8 @@ class Starting:
 
     # --- taking over --------------------------------------------------------------------------------------------
 
-    def adopt(self, workers: list[Worker]) -> None:
-        """Take over workers whose pidfds we hold; one commit for all."""
+    def adopt(self, workers: list[Worker], recorded: Mapping[WorkerName, WorkerRecord]) -> None:
+        """Take over workers whose pidfds we hold; one commit for all, which writes what is not recorded like that."""
         parts = self._parts
         adopted: list[tuple[Worker, WorkerRecord]] = []
         with parts.registry.transaction():
@@ -415,7 +415,8 @@ class Starting:
                 ill = worker.record.phase is State.UNHEALTHY
                 phase = State.UNHEALTHY if ill else State.RUNNING
                 record = replace(worker.record, phase=phase, desired="running", adopted=True)
-                parts.registry.save(record)
+                if record != recorded.get(record.name):
+                    parts.registry.save(record)
                 parts.events.append(record.name, EventKind.ADOPTED, pid=pid_of(record))
                 adopted.append((worker, record))
         for worker, record in adopted:

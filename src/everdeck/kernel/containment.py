@@ -60,12 +60,17 @@ class Tree:
     @property
     def strength(self) -> Containment:
         """How strongly this tree can be found and ended."""
-        if self.cgroup is not None:
-            return Containment.CGROUP if self.is_contained else Containment.CGROUP_JOINED
-        return Containment.COOKIE if environments_are_readable() else Containment.GROUP
+        return strength_of(None if self.cgroup is None else str(self.cgroup))
 
 
 _JOINED: Final = "~joined"  # no worker's name ends like that
+
+
+def strength_of(cgroup: str | None) -> Containment:
+    """How strongly a tree can be found and ended that has this cgroup."""
+    if cgroup is not None:
+        return Containment.CGROUP_JOINED if cgroup.endswith(_JOINED) else Containment.CGROUP
+    return Containment.COOKIE if environments_are_readable() else Containment.GROUP
 
 
 def joined_later(cgroup: Path) -> Path:
@@ -546,14 +551,15 @@ def pids_in(path: Path | str) -> list[int] | None:
     except OSError:
         return None
     try:
-        content = b""
-        while piece := os.read(fd, 65536):
-            content += piece
+        content = os.read(fd, 4096)
+        if len(content) > 2048:  # noqa: PLR2004 - a sequence file may end a read before a number that did not fit
+            while piece := os.read(fd, 65536):
+                content += piece
     except OSError:
         return None
     finally:
         os.close(fd)
-    return [int(word) for word in content.split()]
+    return [*map(int, content.split())]
 
 
 def _descendants(pid: int) -> list[int]:

@@ -51,4 +51,4 @@ def describe(pids: Iterable[int]) -> list[ProcessInfo]:
 
 def _fields(pid: int) -> list[bytes]:
     raw = ids.read_proc(pid, "stat")
-    return raw[raw.rfind(b")") + 1 :].split()
+    return raw[raw.rfind(b")") + 1 :].split(None, 22)  # what stands behind the memory is nobody's question

@@ -91,7 +91,7 @@ async def apply(deck: AsyncDeck, request: ApplyRequest, *, again: bool = False) 
     for name in request.workers:
         worker_name(name)
     before = await remembered(deck)
-    statuses = {status.name: status for status in await deck.list()}
+    statuses = {status.name: status for status in await deck.glance()}
     current = {name: await deck.whole_spec(name) for name in statuses}
     plan = plan_for(current, request.workers, frozenset(before.workers))
     if request.dry_run:
@@ -102,10 +102,11 @@ async def apply(deck: AsyncDeck, request: ApplyRequest, *, again: bool = False) 
     with contextlib.suppress(EverdeckError):  # each is asked for again below, and tells then
         await deck.stop_many([change.name for change in plan if change.action == "remove"])
     added = {change.name: request.workers[change.name] for change in plan if change.action == "add"}
-    done: dict[str, WorkerStatus | Exception] = {}
-    if again:
-        stopped = {name for name, status in statuses.items() if status.state is State.STOPPED}
-        done |= {one.name: statuses[one.name] for one in plan if one.action == "unchanged" and one.name in stopped}
+    # Whoever runs as the file says is left alone, and with it the price of asking thousands of them one by one.
+    right = {State.STARTING, State.RUNNING, State.UNHEALTHY} | ({State.STOPPED} if again else set())
+    done: dict[str, WorkerStatus | Exception] = {
+        one.name: statuses[one.name] for one in plan if one.action == "unchanged" and statuses[one.name].state in right
+    }
     # A spec that cannot be had here is refused before any is started: then each is asked for by itself, and tells.
     with contextlib.suppress(ExceptionGroup, EverdeckError):
         await deck.start_many(added, replace=True, progress=done.__setitem__)

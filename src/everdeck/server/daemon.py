@@ -212,6 +212,7 @@ class _Daemon:
             # What start-up left behind is garbage now; freezing the rest keeps later collections short.
             gc.collect()
             gc.freeze()
+            gc.enable()
             if await self._reload_or_leave(services):
                 await self._reexec(deck, services, front)
             child.notify("STOPPING=1")
@@ -277,6 +278,7 @@ class _Daemon:
         applied = await applying.apply(deck, ApplyRequest(workers, config.templates, config.path), again=True)
         for line in summary(applied):
             _log.info("%s", line)
+        config.workers.clear()  # the deck knows them now; a second copy of thousands of specs helps nobody
 
     async def _say_ready(self, deck: AsyncDeck, fresh_token: str | None) -> str:
         statuses = await deck.glance()
@@ -356,7 +358,7 @@ class _Daemon:
         if not deck.is_here:
             self._say("leaving; the workers are the cluster's and run on")
             return
-        statuses = [status for status in await deck.list() if status.state.is_live]
+        statuses = [status for status in await deck.glance() if status.state.is_live]
         bound = [status for status in statuses if status.lifetime == "bound"]
         left = [status for status in statuses if status.lifetime == "adoptable"]
         if self._is_init:

@@ -77,7 +77,7 @@ class Sampler:
         self._sampling: asyncio.Task[None] | None = None
         self._clock: Callable[[], float] = time.monotonic
         if always_seconds is not None:
-            self._arm(0.0)
+            self._arm(EVERY_SECONDS)  # not at once: a daemon that starts has better things to do
 
     def close(self) -> None:
         """Stop sampling."""
