@@ -98,6 +98,8 @@ def test_a_key_that_comes_while_the_screen_is_taken_down_is_ignored(person: Pers
         top.look()
         await pilot.press("j", "l", "r")
         assert len(top.screen_stack) == 1
+        top._screen_stack.clear()
+        top.look()
 
     _drive(person.state, steps)
 

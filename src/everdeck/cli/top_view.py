@@ -8,9 +8,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, Final
 
-from textual.app import App, ComposeResult
+from textual.app import App, ComposeResult, ScreenStackError
 from textual.binding import Binding
 from textual.containers import Vertical
+from textual.css.query import NoMatches
 from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Header, Input, Label, RichLog
 
@@ -97,14 +98,20 @@ class Top(App[None]):
         supervision = f"owner {seen['owner_pid']}" if seen["supervised"] else "NOT SUPERVISED"
         shown = f"{len(workers)} of {len(seen['workers'])} shown" if self._filter else totals(seen["workers"])
         self.sub_title = f"{supervision}, {shown}"
-        if isinstance(self.screen, Question | FullLog):
+        table = self._table()
+        if table is None or isinstance(self.screen, Question | FullLog):
             return  # the table lies under it, and is looked at again when it is seen again
-        if self.query(DataTable):
-            self._fill(workers)
-            self._show_log()
+        self._fill(table, workers)
+        self._show_log()
 
-    def _fill(self, workers: list[dict[str, Any]]) -> None:
-        table = self.query_one(DataTable)
+    def _table(self) -> "DataTable[str] | None":
+        """None while the screen is being taken down: a key or a tick may still come then."""
+        try:
+            return self.query(DataTable).first()
+        except (NoMatches, ScreenStackError):
+            return None
+
+    def _fill(self, table: "DataTable[str]", workers: list[dict[str, Any]]) -> None:
         chosen = self._chosen()
         scroll = table.scroll_y
         by_number = self._sort != "name"
@@ -130,9 +137,8 @@ class Top(App[None]):
         table.scroll_y = scroll
 
     def _chosen(self) -> str | None:
-        # A key or a tick may still come while the screen is being taken down.
-        tables = self.query(DataTable)
-        if not tables or (table := tables.first()).row_count == 0:
+        table = self._table()
+        if table is None or table.row_count == 0:
             return None
         return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
 
@@ -161,7 +167,7 @@ class Top(App[None]):
 
     def action_cursor(self, step: int) -> None:
         """The next or the previous worker."""
-        for table in self.query(DataTable):
+        if (table := self._table()) is not None:
             table.move_cursor(row=table.cursor_row + step)
 
     def action_filter(self) -> None:
