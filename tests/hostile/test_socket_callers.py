@@ -1,14 +1,19 @@
 """What another account may do at ``deck.sock``: nothing, unless it is listed, and then what its role says."""
 
+import asyncio
 import json
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from everdeck.wire import requests
+from everdeck.access import LocalPeople, Role
+from everdeck.kernel.unixsocket import Peer
+from everdeck.wire import frames, requests, server
 from everdeck.wire.client import WireClient
 from everdeck.wire.server import MOST_OF_ANOTHER_ACCOUNT
 from support.cli_daemon import PATIENCE_SECONDS, Person
@@ -203,6 +208,65 @@ say([repr(over), refused])
     assert over == "None"
     assert "at most" in refused
     assert person.worker("bob")["state"] == "running"
+
+
+class _Library:
+    """A deck in which looking at a log lasts until somebody lets it end."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int | None]] = []
+        self.enough = asyncio.Event()
+
+    async def logs(self, name: str, lines: int | None, **_: Any) -> list[str]:
+        self.asked.append((name, lines))
+        await self.enough.wait()
+        return []
+
+
+class _Deeds:
+    async def once(self, _request: object, _deed: object, act: Callable[[], Awaitable[Any]], **_: Any) -> Any:
+        return await act()
+
+
+def test_an_account_that_asks_for_every_log_at_once_gets_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer may be a whole log in our memory. Who hangs up is not read for; a log is ten thousand lines of it."""
+    monkeypatch.setattr(server, "peer_of", lambda _: Peer(1, 12345))
+
+    async def scenario() -> None:
+        library = _Library()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(tmp_path / "s"))
+            listener.listen()
+            welcome = frames.Welcome(frames.VERSION, 1, "id", "1")
+            people = LocalPeople(users={12345: Role.READ})
+            served = server.WireServer(cast("Any", library), _Deeds(), listener, welcome, people)
+            await served.open()
+            peers = [await asyncio.open_unix_connection(str(tmp_path / "s")) for _ in range(2)]
+            most = server.MOST_LOOKS_OF_ANOTHER_ACCOUNT
+            for name, (_, to) in zip("ab", peers, strict=True):
+                for number in range(1, 2 * most + 1):
+                    to.write(frames.packed(frames.Ask(number, frames.raw(requests.Logs(name, None)), None)))
+                await _until(lambda: len(library.asked) == most)
+            await _until(lambda: sum(len(one.acts) for one in served._connections) == 4 * most)
+            assert library.asked == [("a", 10_000)] * most
+
+            peers[1][1].close()
+            await _until(lambda: len(served._connections) == 1)
+            library.enough.set()
+            await _until(lambda: not any(one.acts for one in served._connections))
+            assert library.asked == [("a", 10_000)] * 2 * most
+            peers[0][1].close()
+            await served.close()
+
+    asyncio.run(scenario())
+
+
+async def _until(seen: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not seen():  # noqa: ASYNC110 - what is looked at has no event
+            await asyncio.sleep(0.005)
 
 
 def test_the_deck_stays_closed_without_a_list(mallory: Account) -> None:

@@ -173,8 +173,11 @@ def rotate_if_due(log_dir: Path, policy: Log, now: float) -> Rotation | None:
 
 
 def note(log_dir: Path | str, entries: list[tuple[float, int]]) -> None:
-    """Remember that at these times the log ended at these positions; the basis of ``--since`` and ``--until``."""
-    with contextlib.suppress(OSError):
+    """Remember that at these times the log ended at these positions; the basis of ``--since`` and ``--until``.
+
+    A position beyond 64 bits is not kept: whoever writes to the log may also make it as long as it likes.
+    """
+    with contextlib.suppress(OSError, struct.error):
         fd = logledger.open_regular(f"{log_dir}/{INDEX}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(fd, b"".join(_INDEX_ENTRY.pack(at, position) for at, position in entries))

@@ -46,6 +46,8 @@ FEWEST_CONNECTIONS: Final = 128
 """As many there may be even where workers have taken nearly all descriptors: every member of the deck is one."""
 MOST_OF_ANOTHER_ACCOUNT: Final = 64
 MOST_BYTES_OF_ANOTHER_ACCOUNT: Final = 1 << 20
+MOST_LOOKS_OF_ANOTHER_ACCOUNT: Final = 8
+"""So many of its looks are answered at once, and the answers read, before the next: each may be a whole log."""
 WHOLE_FRAME_SECONDS: Final = 30.0
 
 
@@ -77,6 +79,7 @@ class WireServer:
         self.listener = listener
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
+        self._looks: dict[int, asyncio.Semaphore] = {}
         self._offered: dict[str, tuple[_Connection, asyncio.Future[socket.socket | None]]] = {}
         self.draining = False
 
@@ -142,6 +145,10 @@ class WireServer:
         """How many connections an account has."""
         return sum(one.peer.uid == uid for one in self._connections)
 
+    def looks_of(self, uid: int) -> asyncio.Semaphore:
+        """The turns of another account at looking."""
+        return self._looks.setdefault(uid, asyncio.Semaphore(MOST_LOOKS_OF_ANOTHER_ACCOUNT))
+
     def begun(self, connection: "_Connection") -> None:
         """Somebody connected."""
         self._connections.add(connection)
@@ -173,6 +180,7 @@ class _Connection(asyncio.Protocol):
         self.since = datetime.now(UTC)
         self.socket: socket.socket | None = None
         self.acts: set[asyncio.Task[None]] = set()
+        self._queued: set[asyncio.Task[None]] = set()
         self.member: Member | None = None
 
     # --- the transport's side -----------------------------------------------------------------------------------
@@ -228,8 +236,9 @@ class _Connection(asyncio.Protocol):
             return  # it was never let in
         self._server.places.left(self)
         self._server.ended(self)
-        for stream in self._streams.values():
-            stream.task.cancel()
+        self._readable.set()  # nobody will read what is waiting to be read
+        for task in (*self._queued, *(stream.task for stream in self._streams.values())):
+            task.cancel()
 
     def pause_writing(self) -> None:
         self._readable.clear()
@@ -321,12 +330,22 @@ class _Connection(asyncio.Protocol):
             stream.task = self._loop.create_task(self._flow(ask.number, verb, stream))
             stream.task.add_done_callback(lambda task: self._flowed(ask.number, task))
         else:
-            task = self._loop.create_task(self._answer(ask, verb, caller))
+            one_of_many = self._is_guest and verb.deed is None
+            task = self._loop.create_task((self._answer_in_turn if one_of_many else self._answer)(ask, verb, caller))
+            if one_of_many:
+                self._queued.add(task)
+                task.add_done_callback(self._queued.discard)
             self.acts.add(task)
             task.add_done_callback(self.acts.discard)
         self._server.places.busy(self)
         if len(self.acts) + len(self._streams) >= MOST_AT_ONCE and self._transport is not None:
             self._transport.pause_reading()
+
+    async def _answer_in_turn(self, ask: Ask, verb: Verb[Any], caller: Caller) -> None:
+        async with self._server.looks_of(self.peer.uid):
+            self._queued -= {asyncio.current_task()}
+            await self._answer(ask, verb, caller)
+            await self._readable.wait()
 
     async def _answer(self, ask: Ask, verb: Verb[Any], caller: Caller) -> None:
         number = ask.number
