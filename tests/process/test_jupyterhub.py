@@ -9,7 +9,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -32,9 +32,18 @@ me = pwd.getpwuid(os.getuid())
 groups = grp.getgrnam("games").gr_gid in os.getgroups()
 (os.getcwd(), os.environ["HOME"], os.environ["USER"], groups) == (me.pw_dir, me.pw_dir, me.pw_name, True)
 """
+PERSON = f"evdk-{os.getpid()}-alice"
 LIGHT = f"c.Spawner.cmd = [{sys.executable!r}, {jupyter_light.__file__!r}]\n"
 HOOK = """
+import pathlib
+from everdeck import crashpoints
 def hook(spawner):
+    armed = pathlib.Path("crash-at")
+    if armed.exists():
+        crashpoints._name = armed.read_text()
+        armed.unlink()
+    if spawner.user.name == {person!r}:
+        spawner.run_as, spawner.cmd = "account", ["jupyterhub-singleuser"]
     if spawner.user.name == "faraway":
         spawner.deck, spawner.deck_token, spawner.run_as = {url!r}, {token!r}, "hub"
     if spawner.user.name == "small":
@@ -68,15 +77,6 @@ def hub_without_root(directory: Path, **options: Path) -> Iterator[tuple[Hub, st
         yield stack.enter_context(running(Hub(directory, more, account=owner, **options))), "alice"
 
 
-@contextlib.contextmanager
-def hub_as_root(directory: Path, **options: Path) -> Iterator[tuple[Hub, str]]:
-    """A hub of root, and a real account of this machine."""
-    name = f"evdk-{os.getpid()}-alice"
-    with account(name), running(Hub(directory, **options)) as hub:
-        hub.users.add(name)
-        yield hub, name
-
-
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A directory that every account can pass through."""
@@ -85,12 +85,9 @@ def place() -> Iterator[Path]:
         yield directory
 
 
-@pytest.mark.parametrize(
-    "a_hub", [hub_without_root, pytest.param(hub_as_root, marks=needs_root)], ids=["without-root", "as-root"]
-)
-def test_a_killed_hub_finds_the_same_server_and_kernel(a_hub: "type[hub_as_root]", place: Path) -> None:
+def test_a_killed_hub_finds_the_same_server_and_kernel(place: Path) -> None:
     """Log in, spawn, 6 × 7 in a kernel; kill -9 the hub and start it: same pid, same kernel, the variable is set."""
-    with a_hub(place) as (hub, user):
+    with hub_without_root(place) as (hub, user):
         nothing_is_lost(hub, user)
 
 
@@ -106,8 +103,8 @@ def test_the_oldest_jupyterhub_loses_nothing_either(place: Path) -> None:
         nothing_is_lost(hub, user)
 
 
-def nothing_is_lost(hub: Hub, user: str) -> None:
-    """The whole story, over HTTP."""
+def nothing_is_lost(hub: Hub, user: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """The whole story, over HTTP; and what happens while there is no hub."""
     deck = Person(hub.state)
     with Browser(hub, user) as browser:
         assert "spawn-pending" in str(browser.logs_in().url)
@@ -118,13 +115,14 @@ def nothing_is_lost(hub: Hub, user: str) -> None:
         assert browser.computes(kernel, "answer = 6 * 7\nanswer") == "42"
         escaped = int(browser.computes(kernel, LEAVE_SETSID))
         assert browser.computes(kernel, "import getpass; getpass.getuser()") == repr(user)
-        if os.geteuid() == 0 and user != "alice":
+        if user == PERSON:
             assert browser.computes(kernel, LIVES_AT_HOME) == "True"
         before = deck.worker(user)
         token = re.search(r"'JUPYTERHUB_API_TOKEN': '(\w+)'", browser.computes(kernel, "import os; os.environ"))
 
         hub.kill()
         assert deck.worker(user)["pid"] == before["pid"]
+        meanwhile()
         hub.start()
 
         after = deck.worker(user)
@@ -179,12 +177,13 @@ def light() -> Iterator[Hub]:
         address = f"127.0.0.1:{free_port()}"
         config = f"{LIGHT}c.EverdeckSpawner.run_as = {run_as!r}\nc.Spawner.environment = {{'PASSWORD': 'hush-hush'}}\n"
         faraway.up("--listen", address)
-        hook = HOOK.format(url=f"http://{address}", token=(faraway.state / "token").read_text().strip())
-        try:
-            with running(Hub(directory, config + hook)) as hub:
-                yield hub
-        finally:
-            faraway.leaves()
+        token = (faraway.state / "token").read_text().strip()
+        hook = HOOK.format(url=f"http://{address}", token=token, person=PERSON)
+        with contextlib.ExitStack() as stack:
+            stack.callback(faraway.leaves)
+            if os.geteuid() == 0:
+                stack.enter_context(account(PERSON))
+            yield stack.enter_context(running(Hub(directory, config + hook)))
 
 
 def test_named_servers_secrets_and_a_uid_of_ones_own(light: Hub) -> None:
@@ -263,15 +262,12 @@ def test_a_hub_killed_in_the_middle_of_a_spawn_has_one_server_and_lets_its_user_
     for trial in range(TRIALS):
         with contextlib.suppress(httpx.HTTPError):
             light.ask("DELETE", "users/bob/server")
-        light.kill()
         if trial < len(POINTS):
-            light.launch(EVERDECK_CRASH_AT=POINTS[trial])
-            until(light.answers, "the hub answers", seconds=PATIENCE_SECONDS)
+            (light.directory / "crash-at").write_text(POINTS[trial])
             with contextlib.suppress(httpx.HTTPError):
                 light.ask("POST", "users/bob/server")
             assert light.ended() == -signal.SIGKILL
         else:
-            light.start()
             with contextlib.suppress(httpx.HTTPError):
                 httpx.post(
                     f"{light.url}/hub/api/users/bob/server",
@@ -284,24 +280,31 @@ def test_a_hub_killed_in_the_middle_of_a_spawn_has_one_server_and_lets_its_user_
         alone(light, "bob")
 
 
+@needs_root
 @pytest.mark.skipif(not os.access(NS_LAST_PID, os.W_OK), reason="needs a writable ns_last_pid")
-def test_a_stranger_with_the_pid_of_a_server_is_never_signalled(light: Hub) -> None:
-    """The hub is down, the server dies, somebody else gets its pid: no stop reaches him."""
+def test_accounts_keep_their_kernels_and_a_stranger_with_the_pid_of_a_server_is_never_signalled(light: Hub) -> None:
+    """A real account's kernel outlives the hub. Meanwhile a server dies and somebody else gets its pid: no stop reaches
+    him.
+    """
     spawned(light, "alice")
     pid = Person(light.state).worker("alice")["pid"]
-    light.kill()
-    Person(light.state).kills(pid)
-    stranger = taking(pid)
+    strangers: list[subprocess.Popen[bytes]] = []
+
+    def another_gets_the_pid() -> None:
+        Person(light.state).kills(pid)
+        strangers.append(taking(pid))
+
     try:
-        light.start()
+        nothing_is_lost(light, PERSON, another_gets_the_pid)
         assert light.ask("GET", "users/alice")["server"] is None
         light.ask("DELETE", "users/alice/server")
         spawned(light, "alice")
         assert alone(light, "alice")["pid"] != pid
-        assert stranger.poll() is None
+        assert [stranger.poll() for stranger in strangers] == [None]
     finally:
-        stranger.kill()
-        stranger.wait()
+        for stranger in strangers:
+            stranger.kill()
+            stranger.wait()
 
 
 def taking(pid: int) -> "subprocess.Popen[bytes]":

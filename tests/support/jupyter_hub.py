@@ -5,6 +5,7 @@ a kernel and runs code in it through the websocket, over HTTP and through the pr
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from support.waiting import until
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 100.0
 _BIN = "node_modules/.bin/configurable-http-proxy"
+_IMPORTS = Path(__file__).parent / "jupyter_imports"
 
 CONFIG = """
 c.JupyterHub.spawner_class = "everdeck"
@@ -49,8 +51,9 @@ c.Spawner.start_timeout = 90
 
 def proxy_program() -> str:
     """Where configurable-http-proxy is; a test that needs it is skipped without."""
-    pytest.importorskip("jupyterhub", reason="needs jupyterhub")
-    pytest.importorskip("jupyterlab", reason="needs jupyterlab, whose single-user server is spawned")
+    for package in ("jupyterhub", "jupyterlab"):  # whose single-user server is spawned; looked for, not loaded
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package}")
     ours = Path(sys.prefix, "npm", _BIN)
     found = str(ours) if ours.exists() else shutil.which("configurable-http-proxy")
     if found is None or shutil.which("node") is None:
@@ -121,7 +124,7 @@ class Hub:
         self.launch()
         until(self.answers, "the hub answers", seconds=PATIENCE_SECONDS)
 
-    def launch(self, **more_env: str) -> None:
+    def launch(self) -> None:
         """Start it and wait for nothing. Its proxy is a program of its own, which outlives it, as is recommended."""
         if self._proxy is None:
             self._proxy = self._started_proxy()
@@ -136,7 +139,7 @@ class Hub:
         (self.directory / "jupyterhub_config.py").write_text(config + self._more)
         keep = {key: value for key, value in os.environ.items() if not key.startswith(("EVERDECK_", "JUPYTER"))}
         path = f"{self.scripts}:{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
-        env = keep | {"PATH": path, "CONFIGPROXY_AUTH_TOKEN": self.token} | more_env
+        env = keep | {"PATH": path, "CONFIGPROXY_AUTH_TOKEN": self.token, "PYTHONPATH": str(_IMPORTS)}
         if self._account is not None:
             env |= {"HOME": str(self.directory), "USER": self._account.name}
         command = [str(self.scripts / "python"), "-m", "jupyterhub"]
