@@ -645,16 +645,7 @@ def test_an_arrival_that_is_found_before_it_is_told_is_handled_once(
     async def scenario() -> None:
         async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
             first = asyncio.ensure_future(dispatcher.take())
-            whole, loop = stream.inbox.store._whole, asyncio.get_running_loop()
-
-            def then_rung(*arguments: Any) -> Any:
-                answer = whole(*arguments)
-                loop.call_soon_threadsafe(stream.inbox.store.bell.ring)
-                asyncio.run_coroutine_threadsafe(_taken_note(dispatcher), loop).result(20)
-                return answer
-
-            with monkeypatch.context() as patch:
-                patch.setattr(stream.inbox.store, "_whole", then_rung)
+            with _rung_before_told(stream, dispatcher, monkeypatch):
                 await stream.store([Record(1, b"{}", "a")], 2, sync=False)
             (item,) = await asyncio.wait_for(first, 20)
             second = asyncio.ensure_future(dispatcher.take())
@@ -664,6 +655,63 @@ def test_an_arrival_that_is_found_before_it_is_told_is_handled_once(
             assert item.id == 2
             await item.done()
             assert stream.waiting == 0
+
+    asyncio.run(scenario())
+
+
+@contextmanager
+def _rung_before_told(stream: Stream, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A bell is heard, and listened to, between each commit and the news of it."""
+    whole, loop = stream.inbox.store._whole, asyncio.get_running_loop()
+
+    def then_rung(*arguments: Any) -> Any:
+        answer = whole(*arguments)
+        # Not by ring(): its echo from the file system would come at any later time.
+        loop.call_soon_threadsafe(dispatcher._hear_bell)
+        asyncio.run_coroutine_threadsafe(_taken_note(dispatcher), loop).result(60)
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stream.inbox.store, "_whole", then_rung)
+        yield
+
+
+def test_whoever_waits_for_the_end_hears_of_an_arrival_that_was_told_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was found before it was told of and is done when the news of it is read: that it is the last is heard."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
+            first = asyncio.ensure_future(dispatcher.take())
+            with _rung_before_told(stream, dispatcher, monkeypatch):
+                await stream.store([Record(1, b"{}")], 2, sync=False)
+            (item,) = await asyncio.wait_for(first, 60)
+            drained = asyncio.ensure_future(dispatcher.drained())
+            await item.done()
+            assert not drained.done()
+            taking = asyncio.ensure_future(dispatcher.take())
+            await asyncio.wait_for(drained, 60)
+            taking.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_whoever_waits_for_the_end_hears_that_somebody_else_removed_the_last(tmp_path: Path) -> None:
+    """The row of the only waiting item is gone when its turn comes: nothing is left, and that is heard."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
+            await stream.store([Record(1, b"{}")], 2)
+            stream._at_hand.clear()
+            async with stream.inbox.transaction() as db:
+                db.execute("DELETE FROM everdeck_item")
+            drained = asyncio.ensure_future(dispatcher.drained())
+            await asyncio.sleep(0)
+            assert not drained.done()
+            taking = asyncio.ensure_future(dispatcher.take())
+            await asyncio.wait_for(drained, 60)
+            taking.cancel()
 
     asyncio.run(scenario())
 

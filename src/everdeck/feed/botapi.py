@@ -15,7 +15,7 @@ brackets a handler with :meth:`Polling.begin` and :meth:`Polling.end` whatever h
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Final, Literal, TypeAlias
 
@@ -67,10 +67,16 @@ class working_on:  # noqa: N801 - used like a function; a class because it runs 
 
 def chat_of(update: dict[str, Any]) -> str | None:
     """The key that orders updates: the chat, else the person, else nothing (polls, unknown kinds)."""
-    content = next((part for kind, part in update.items() if kind != "update_id" and isinstance(part, dict)), {})
+    content: dict[str, Any] = {}
+    for part in update.values():  # the only other one is a number, update_id
+        if isinstance(part, dict):
+            content = part
+            break
+    chat = content.get("chat")
+    if isinstance(chat, dict) and "id" in chat:  # nearly always
+        return str(chat["id"])
     # A button press has its chat inside the message and its person outside: the chat wins.
     for holder, who in (
-        (content, "chat"),
         (content.get("message"), "chat"),
         (content, "voter_chat"),
         (content, "from"),
@@ -135,7 +141,7 @@ class Handout:
     update: object
     state: Literal["given", "running", "background", "returned"] = "given"
     task: "asyncio.Future[Any] | None" = None
-    tasks: "list[asyncio.Future[Any]]" = field(default_factory=list)
+    tasks: "tuple[asyncio.Future[Any], ...]" = ()
     error: BaseException | None = None
     cancelled: bool = False
     late: bool = False

@@ -13,12 +13,11 @@ neither the slot nor the next of its key waits for the commit: duplicates after 
 import asyncio
 import logging
 import random
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -32,6 +31,9 @@ from everdeck.feed.lanes import LaneKey, Lanes
 from everdeck.feed.ledger import SLOTS, End
 from everdeck.feed.policy import DEFAULT, FeedPolicy
 from everdeck.feed.store import SQL, Transaction, numbers
+
+if TYPE_CHECKING:
+    from collections import Counter
 
 DISK_RETRY_SECONDS: Final = 1.0
 ERROR_TEXT_LENGTH: Final = 2000
@@ -53,6 +55,10 @@ class _Outcome(Enum):
     RETRY = "retry"
     DEAD = "dead"
     HANDED_BACK = "handed back"
+
+
+# For every item: until Python 3.12 the name of a member is a call, a third of a microsecond each time.
+_DONE, _RETRY, _DEAD, _HANDED_BACK = _Outcome
 
 
 class Item:
@@ -92,7 +98,7 @@ class Item:
         self.deeds: list[Callable[[Any], None]] | None = None
         self.undo: list[Callable[[], None]] | None = None
         self.after: list[Callable[[], None]] | None = None
-        self.sends: Counter[str] = Counter()
+        self.sends: Counter[str] | None = None
 
     def __repr__(self) -> str:
         return f"<Item {self.id!r} of {self.stream!r}, key {self.key!r}, attempt {self.attempt}>"
@@ -202,7 +208,7 @@ class Item:
     def settle_as_done(self) -> None:
         """As :meth:`done`, for those who do not wait for the commit; a crash until then finishes it all the same."""
         if self._settled is None:
-            self._settled = self._dispatcher.settle(self, _Outcome.DONE, None, 0.0)
+            self._settled = self._dispatcher.settle(self, _DONE, None, 0.0)
 
     def settle_as_handed_back(self) -> None:
         """As :meth:`hand_back`, for those who cannot wait for the commit."""
@@ -239,13 +245,13 @@ class _Settlement:
     hurry: asyncio.Event
     _over: bool = False
     _failure: Exception | None = None
-    _waiters: "list[asyncio.Future[None]]" = field(default_factory=list)
+    _waiters: "list[asyncio.Future[None]] | None" = None  # nearly always nobody waits
 
     async def committed(self) -> None:
         """Wait for the commit. Each who waits has a future of its own: giving up takes nothing back."""
         if not self._over:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
+            self._waiters = [*(self._waiters or ()), waiter]
             self.hurry.set()
             await waiter
         elif self._failure is not None:
@@ -254,7 +260,7 @@ class _Settlement:
     def end(self, failure: Exception | None = None) -> None:
         """It is committed, or will never be."""
         self._over, self._failure = True, failure
-        for waiter in self._waiters:
+        for waiter in self._waiters or ():
             if waiter.done():
                 continue
             if failure is None:
@@ -469,28 +475,28 @@ class Dispatcher:
 
     def settle(self, item: Item, outcome: _Outcome, error: str | None, due_in: float) -> _Settlement:
         """Note an outcome; the next group commit has it. The lane goes on at once."""
-        if outcome is _Outcome.HANDED_BACK and self.finishes_early:
+        if outcome is _HANDED_BACK and self.finishes_early:
             # It may have begun, so it must not run again; a person can still see it and decide.
-            outcome, error = _Outcome.DEAD, "cut off while in flight; at most once, so it is not tried again"
+            outcome, error = _DEAD, "cut off while in flight; at most once, so it is not tried again"
         settlement = _Settlement(item, outcome, error, due_in, self._hurry)
         if item not in self._in_flight:
             settlement.end(FeedClosed(f"{item!r}: the feed was closed; it comes again"))
             return settlement
-        if outcome is not _Outcome.DONE:
+        if outcome is not _DONE:
             for undo in reversed(item.undo or ()):
                 undo()
         ledger = self.stream.inbox.store.ledger
-        if outcome is _Outcome.HANDED_BACK or item.acked:
+        if outcome is _HANDED_BACK or item.acked:
             ledger.forget(item.seq)
-        elif outcome is _Outcome.DONE and item.deeds is None:
+        elif outcome is _DONE and item.deeds is None:
             ledger.finish(item.seq)  # with deeds it is finished only by the commit that has them
         self._leave(settlement)
-        if outcome is _Outcome.HANDED_BACK:
+        if outcome is _HANDED_BACK:
             settlement.end()  # nothing of it was ever written
         else:
             self._settlements.append(settlement)
             self._outcome_came.set()
-            if outcome is not _Outcome.DONE or item.deeds is not None:
+            if outcome is not _DONE or item.deeds is not None:
                 self._hurry.set()
         return settlement
 
@@ -499,11 +505,20 @@ class Dispatcher:
         item = settlement.item
         del self._in_flight[item]
         self._slots.discard(item)
+        if settlement.outcome is _DONE:
+            self._lanes.acquit(item.seq)
+            self._lanes.release(item.lane)
+            self.stream.left(waiting=0, done=0 if item.acked else 1)
+        else:
+            self._leave_unfinished(settlement)
+        self.stream.in_flight = len(self._in_flight)
+        self._wake.set()
+        if not self._in_flight:
+            self._idle.set()
+
+    def _leave_unfinished(self, settlement: _Settlement) -> None:
+        item = settlement.item
         match settlement.outcome:
-            case _Outcome.DONE:
-                self._lanes.acquit(item.seq)
-                self._lanes.release(item.lane)
-                self.stream.left(waiting=0, done=0 if item.acked else 1)
             case _Outcome.DEAD:
                 self._lanes.release(item.lane)
                 if self.finishes_early:
@@ -516,10 +531,6 @@ class Dispatcher:
                 due = self._now() + settlement.due_in if settlement.due_in else None
                 self._lanes.put_back(item.seq, item.lane, due)
                 self.stream.left(waiting=-1, done=0)
-        self.stream.in_flight = len(self._in_flight)
-        self._wake.set()
-        if not self._in_flight:
-            self._idle.set()
 
     # --- what is handed out ---
 
@@ -561,6 +572,8 @@ class Dispatcher:
                 self._slots.add(item)
         self.stream.in_flight = len(self._in_flight)
         self.stream.left(waiting=len(picked), done=len(items) if self.finishes_early else 0)
+        if len(items) < len(picked):
+            self._idle.set()
         return items
 
     def _finish_early(self, connection: Any, seqs: list[int]) -> None:
@@ -588,6 +601,7 @@ class Dispatcher:
             if seq in self._found_early:
                 self._found_early.discard(seq)
                 self.stream.told_twice(seq)
+                self._idle.set()  # it may be done already, and have been the last
             else:
                 self._lanes.add(seq, key)
         if self._revived:
@@ -699,24 +713,24 @@ class Dispatcher:
         for settlement in settlements:
             item = settlement.item
             ledger.forget(item.seq)
-            if settlement.outcome is _Outcome.DONE:
+            if settlement.outcome is _DONE:
                 item.acked_now()
             settlement.end()
-            if settlement.outcome is _Outcome.RETRY:
+            if settlement.outcome is _RETRY:
                 self._lanes.put_back(item.seq, item.lane, self._now() + settlement.due_in)
-            if settlement.outcome is _Outcome.DEAD:
+            if settlement.outcome is _DEAD:
                 facts = {"number": item.seq, "id": item.id, "key": item.key, "attempts": item.attempt}
                 self.tell("dead-letter", **facts, error=settlement.error)
                 self.stream.activity.set()
         self._wake.set()
 
     def _write_outcomes(self, connection: Any, settlements: Sequence[_Settlement]) -> None:
-        done = [one.item.seq for one in settlements if one.outcome is _Outcome.DONE and not one.item.acked]
+        done = [one.item.seq for one in settlements if one.outcome is _DONE and not one.item.acked]
         if done:
             connection.execute(SQL["items_done"], (numbers(done),))
             connection.execute(SQL["stream_done"], (len(done), self.stream.number))
         for settlement in settlements:
-            if settlement.outcome is _Outcome.DONE:
+            if settlement.outcome is _DONE:
                 settlement.item.write_deeds(connection)
             else:
                 self._write_unfinished(connection, settlement)

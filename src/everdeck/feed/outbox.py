@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -125,9 +126,10 @@ class Outbox:
         number: int | None = None
         if item is not None:
             digest = hashlib.blake2b(payload, digest_size=12).hexdigest()
-            item.sends[digest] += 1
-            mark = f"{item.sends[digest]}:{digest}"
-            if item.sends.total() == 1:
+            sends = item.sends = item.sends or Counter()
+            sends[digest] += 1
+            mark = f"{sends[digest]}:{digest}"
+            if sends.total() == 1:
                 item.with_ack(lambda connection: _execute(connection, "outbox_item_done", item.seq))
             for seq, state, result in self.inbox.store.read("outbox_found", self.name, item.seq, mark):
                 if state == _KEPT:

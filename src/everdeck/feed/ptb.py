@@ -295,7 +295,7 @@ class Durable:
             raise
         else:
             coroutine.close()  # a processor of the user's may have decided not to run it; that is an outcome too
-            if all(task.done() for task in handout.tasks):
+            if not handout.tasks or all(task.done() for task in handout.tasks):
                 await self._end(handout)
             else:
                 self._go_on_in_background(handout, *handout.tasks)
@@ -312,7 +312,7 @@ class Durable:
             self.app.update_processor._semaphore.release()  # noqa: SLF001 - the library has no other way
 
     def _go_on_in_background(self, handout: Handout, *tasks: "asyncio.Future[Any]") -> None:
-        handout.tasks = list(tasks)
+        handout.tasks = tasks
         if handout.state != "background":
             self.polling.to_background(handout)
         finisher = asyncio.get_running_loop().create_task(self._end_later(handout))
@@ -333,12 +333,12 @@ class Durable:
         await self._end(handout)
 
     async def _end(self, handout: Handout, *, cancelled: bool = False) -> None:
-        item = handout.item
+        item, tasks = handout.item, handout.tasks
         try:
             if handout.late:
                 await settled(item.failed("it ran for longer than handler_timeout"))
-            elif cancelled or any(task.cancelled() and was_ours(task) for task in handout.tasks):
-                for task in handout.tasks:
+            elif cancelled or (tasks and any(task.cancelled() and was_ours(task) for task in tasks)):
+                for task in tasks:
                     task.cancel()
                 item.settle_as_handed_back()
             elif handout.error is not None:
@@ -510,7 +510,7 @@ def _durable_class(base: Any) -> Any:  # noqa: C901 - five short methods
             if self.durable is not None and name is not None and _NON_BLOCKING in name:
                 handout = self.durable.polling.find(update)
                 if handout is not None:
-                    handout.tasks.append(task)
+                    handout.tasks += (task,)
             return task
 
         async def initialize(self) -> None:
