@@ -9,6 +9,7 @@ an owner that vanishes in the middle of an answer is a :class:`ClientError` that
 registry.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -29,7 +30,6 @@ __all__ = ["Daemon", "Refusal"]
 
 # How long an owner that has the deck's lock may take to serve its socket: it recovers the deck first.
 PATIENCE_SECONDS: Final = 3.0
-_LOOK_AGAIN_SECONDS: Final = 0.05
 
 
 class Refusal(OwnerRefused):
@@ -165,16 +165,13 @@ class Daemon:
 
     def _in_directory(self) -> HTTPConnection:
         connection = _UnixConnection(Path(self._where), self._timeout_seconds)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                connection.connect()
-            except NoOwner:
-                if time.monotonic() >= deadline or not _is_owned(Path(self._where)):
-                    raise
-                time.sleep(_LOOK_AGAIN_SECONDS)  # noqa: TID251 - a socket that is not there yet gives no event
-            else:
-                return connection
+        try:
+            connection.connect()
+        except NoOwner:
+            if not _is_owned(Path(self._where)):
+                raise
+            _connect_later(connection, Path(self._where))
+        return connection
 
     def _lost(self, error: Exception) -> ClientError:
         if isinstance(error, TimeoutError):
@@ -206,6 +203,21 @@ class _UnixConnection(HTTPConnection):
             connection.close()
             raise ClientError(f"cannot reach the owner of {self._state_dir}: {error.strerror}") from error
         self.sock = connection
+
+
+def _connect_later(connection: _UnixConnection, state_dir: Path) -> None:
+    """Somebody owns the deck and does not serve this socket: wait until it does, within reason."""
+    from everdeck.kernel.vacancy import Vacancy  # noqa: PLC0415 - needed only while an owner comes or goes
+
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    with contextlib.closing(Vacancy(state_dir)) as vacancy:
+        while True:
+            try:
+                return connection.connect()
+            except NoOwner:
+                if (left := deadline - time.monotonic()) <= 0 or not _is_owned(state_dir):
+                    raise
+            vacancy.wait(left)
 
 
 def _is_owned(state_dir: Path) -> bool:

@@ -21,6 +21,7 @@ from everdeck.deck.deck import AsyncDeck
 from everdeck.deck.durability import DurabilityMode
 from everdeck.deck.owner import ALL_LAYERS
 from everdeck.errors import DeckClosed
+from everdeck.kernel import descriptors
 from everdeck.messages import FeedStatus, Letter, LetterVerb, MessageStream, Which
 from everdeck.model import Event, Layer, LogRoom, ProcessInfo, WorkerSpec, WorkerStatus
 from everdeck.verbs import RESTARTS_AT_ONCE, Abilities, Inspection, Member, Workers
@@ -318,6 +319,7 @@ class Deck:
             self._pid = os.getpid()
 
     def _running(self, loop: asyncio.AbstractEventLoop) -> threading.Thread:
+        descriptors.grow(descriptors.MANY)  # while we may be the only thread: later it takes its time
         thread = threading.Thread(target=self._run_loop, args=(loop,), name="everdeck-deck", daemon=True)
         thread.start()
         return thread

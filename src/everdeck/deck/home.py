@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from everdeck.errors import DeckOwned, NameRefused, StateDirRefused
-from everdeck.kernel import flock
+from everdeck.kernel import descriptors, flock
 from everdeck.kernel.lifeline import Lifeline, forget_in_forks
 from everdeck.model import WorkerName, worker_name
 from everdeck.statedir import LOCK, StateDir
@@ -65,6 +65,8 @@ class DeckHome:
         self._lock_fd = inherited.lock_fd if inherited.lock_fd is not None else flock.take(self.lock_path)
         if self._lock_fd is None:
             raise DeckOwned(str(self.state_dir), owner_pid(self.state_dir) if name_owner else None)
+        # When we are killed this is let go of before anything that takes the kernel its time.
+        self._lock_fd = descriptors.raised(self._lock_fd)
         try:
             note = f"{os.getpid()}\n".encode()
             os.pwrite(self._lock_fd, note, 0)
@@ -84,7 +86,7 @@ class DeckHome:
             os.close(self._lock_fd)
             self._lock_fd = None
             with contextlib.suppress(OSError):
-                os.utime(self.lock_path)  # who waits for the lock hears of it; see everdeck.deck.vacancy
+                os.utime(self.lock_path)  # who waits for the lock hears of it; see everdeck.kernel.vacancy
 
     @property
     def lock_fd(self) -> int:

@@ -3,7 +3,8 @@
 The kernel elects: whoever gets ``deck.lock`` owns the deck. A member keeps one connection to the owner and waits for
 nothing else, so it costs no wake-up; the end of that connection is the signal that the owner ended, and then every
 member tries for the lock. One gets it, recovers the deck and serves it; the others find it already listening, because
-an owner listens before it recovers; in the moment between the two they wait for one of them (:mod:`vacancy`).
+an owner listens before it recovers; in the moment between the two they wait for a fact
+(:mod:`everdeck.kernel.vacancy`).
 
 A verb that was under way is asked again, of the new owner, with the same request id (:mod:`everdeck.deck.deeds`): its
 caller only waits longer.
@@ -24,9 +25,10 @@ from everdeck.clock import Clock
 from everdeck.crashpoints import crash_point
 from everdeck.deck.durability import DurabilityMode
 from everdeck.deck.owner import Owner
-from everdeck.deck.vacancy import Vacancy
 from everdeck.errors import DeckClosed, DeckOwned, EverdeckError
+from everdeck.kernel import descriptors
 from everdeck.kernel import identity as ids
+from everdeck.kernel.vacancy import Vacancy
 from everdeck.model import LogRoom
 from everdeck.verbs import current_caller, request_id
 from everdeck.wire import handover
@@ -71,12 +73,14 @@ class Membership:
         self._closed = False
         self._taking = False
         self._fetching: asyncio.Future[handover.Given | None] | None = None
+        self._put_away: asyncio.Future[None] | None = None
         self._bells: set[Callable[[], None]] = set()
         self._ringing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Own the directory, or reach its owner."""
         _open_memberships.add(self)
+        descriptors.grow(descriptors.MANY)  # now, and not on the way of a takeover
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 await self._settle()
@@ -95,6 +99,8 @@ class Membership:
                 if task is not self._keeping or not self._taking:  # what was begun with the deck's lock is finished
                     task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        if self._put_away is not None:
+            await self._put_away
         if self.line is not None:
             self.line.hang_up()
         if self.owner is None and self._fetching is not None:
@@ -215,34 +221,51 @@ class Membership:
 
     async def _settle(self) -> None:
         """Become the owner, or a member of somebody who answers."""
-        with contextlib.ExitStack() as watching:
-            await self._settle_with(watching)
-        self._changed.set()
-
-    async def _settle_with(self, watching: contextlib.ExitStack) -> None:
         vacancy: Vacancy | None = None
-        while not self._closed:
-            handed_on = None if self._fetching is None else await asyncio.shield(self._fetching)
-            self._fetching = None
-            try:
-                self._taking = True
-                self.owner = await self._own(handed_on)
-            except DeckOwned:
-                if not self._join:
-                    raise
-            else:
-                break
-            finally:
-                self._taking = False
-            with contextlib.suppress(OSError, LineLost):
-                line = await Line.reach(self.state_dir, _program(), member=True, offered=self._offered)
-                self.line, self._welcome = line, line.welcomed.result()
-                break
-            # Somebody has the lock and does not listen: it is on its way in or out.
-            if vacancy is None:
-                vacancy = watching.enter_context(Vacancy(self.state_dir))  # and look once more: from now on it is heard
-            else:
-                await vacancy.changed()
+        try:
+            while not self._closed and not await self._owned_or_reached():
+                # Somebody has the lock and does not listen: it is on its way in or out.
+                if vacancy is None:
+                    vacancy = Vacancy(self.state_dir)  # and look once more: from now on it is heard
+                else:
+                    await _told(vacancy)
+        finally:
+            self._changed.set()
+            if vacancy is not None:  # whoever asks now need not wait until the kernel has let go of it
+                self._put_away = asyncio.get_running_loop().run_in_executor(None, vacancy.close)
+
+    async def _owned_or_reached(self) -> bool:
+        handed_on = None if self._fetching is None else await asyncio.shield(self._fetching)
+        self._fetching = None
+        try:
+            self._taking = True
+            self.owner = await self._own(handed_on)
+        except DeckOwned:
+            if not self._join:
+                raise
+        else:
+            return True
+        finally:
+            self._taking = False
+        with contextlib.suppress(OSError, LineLost):
+            line = await Line.reach(self.state_dir, _program(), member=True, offered=self._offered)
+            self.line, self._welcome = line, line.welcomed.result()
+            return True
+        return False
+
+
+async def _told(vacancy: Vacancy) -> None:
+    """Wait for one of the facts."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    with vacancy.facts() as facts:
+        for fd in facts.descriptors:
+            loop.add_reader(fd, told.set)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(told.wait(), facts.seconds)
+        finally:
+            for fd in facts.descriptors:
+                loop.remove_reader(fd)
 
 
 def _program() -> str:

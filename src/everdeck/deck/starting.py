@@ -267,7 +267,10 @@ class Starting:
             return
         name = worker.record.name
         parts.watch.ended(worker.pidfd, worker.died)
-        parts.logs.watch(name, parts.engine.log_dir(name), spec.log)
+        if fresh:
+            parts.logs.watch(name, parts.engine.log_dir(name), spec.log)
+        else:  # one of many: whoever waits for the deck does not wait for this
+            parts.logs.watch_soon(name, parts.engine.log_dir(name), spec.log)
         if spec.health is not None:
             worker.awaits_ready = not worker.record.ready
             parts.health.watch(

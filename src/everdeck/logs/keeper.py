@@ -19,6 +19,7 @@ Where the user's inotify limits are used up, the workers without a watch are loo
 import asyncio
 import contextlib
 import heapq
+import itertools
 import logging
 import os
 import threading
@@ -48,6 +49,7 @@ _FASTEST_LOOK_SECONDS: Final = 0.002
 _STALLED_LOOK_SECONDS: Final = 10.0  # a rotation failed (disk full): when to try again
 _UNWATCHED_LOOK_SECONDS: Final = 10.0
 _REPORT_SECONDS: Final = 1.0
+_AT_ONCE: Final = 16  # logs that are taken up in one turn of the loop: one to two milliseconds
 _ROOM_SECONDS: Final = 0.25  # between two looks at the free space, while logs are written
 _BUDGET_SECONDS: Final = 10.0  # between two counts of all logs, while some are rotated
 _CUT: Final = Log(max_bytes=1 << 16, keep=0)  # no archive is left to go: of a log that grows this much stays
@@ -166,6 +168,7 @@ class LogKeeper:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inotify = -1
         self._logs: dict[str, _Watched] = {}
+        self._soon: dict[str, tuple[Path, Log]] = {}
         self._armed: dict[int, _Watched] = {}
         self._unwatched: dict[_Watched, None] = {}
         self._unwatched_timer: asyncio.TimerHandle | None = None
@@ -188,16 +191,30 @@ class LogKeeper:
             self._loop.add_reader(self._inotify, self._hear)
         self._mind_room(rotated=True)
 
+    def watch_soon(self, name: str, log_dir: Path, policy: Log) -> None:
+        """As :meth:`watch`, in one of the next turns of the loop: a thousand logs at once delay nobody who waits."""
+        self.unwatch(name)
+        assert self._loop is not None  # noqa: S101 - it is open
+        if not self._soon:
+            self._loop.call_soon(self._watch_some)
+        self._soon[name] = (log_dir, policy)
+
+    def _watch_some(self) -> None:
+        for name in list(itertools.islice(self._soon, _AT_ONCE)):
+            self.watch(name, *self._soon[name])
+        if self._soon and self._loop is not None:
+            self._loop.call_soon(self._watch_some)
+
     def watch(self, name: str, log_dir: Path, policy: Log) -> None:
         """Keep the log of ``name`` within ``policy`` from now on; also one written by a worker of an earlier owner."""
-        if name in self._logs:
-            self.unwatch(name)
+        self.unwatch(name)
         self._watch(name, _Watched(name, str(log_dir), policy))
         if policy.split_stderr:
             self._watch(_stderr(name), _Watched(name, str(log_dir / STDERR), policy))
 
     def unwatch(self, name: str) -> None:
         """Leave the log of ``name`` alone. On return its directory may be removed."""
+        self._soon.pop(name, None)
         for key in (name, _stderr(name)):
             watched = self._logs.pop(key, None)
             if watched is None:
@@ -230,6 +247,7 @@ class LogKeeper:
             self._loop.remove_reader(self._inotify)
             os.close(self._inotify)
             self._inotify = -1
+        self._soon.clear()
         self._logs.clear()
         self._armed.clear()
         self._unwatched.clear()

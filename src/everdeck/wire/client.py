@@ -5,6 +5,7 @@
 'running'
 """
 
+import contextlib
 import os
 import secrets
 import time
@@ -26,9 +27,10 @@ from everdeck.wire.requests import Stream, Verb, decoder
 if TYPE_CHECKING:
     import socket
 
+    from everdeck.kernel.vacancy import Vacancy
+
 PATIENCE_SECONDS: Final = 3.0
 """How long an owner that has the deck's lock may take to serve its socket."""
-_LOOK_AGAIN_SECONDS: Final = 0.02
 _READ_BYTES: Final = 1 << 18
 _REFILL: Final = frames.WINDOW // 2
 _Answer = TypeVar("_Answer")
@@ -71,16 +73,26 @@ class WireClient:
     def connect(self) -> Welcome:
         """Reach the owner now; says who it is."""
         deadline = time.monotonic() + self._patience_seconds
-        while self.owner is None:
-            try:
-                self._connect()
-            except (NoOwner, ClientError) as refusal:
-                self.close()
-                if not flock.is_held(self._state.lock):
-                    raise NoOwner(f"no owner is running for {self._state.path}") from refusal
-                if time.monotonic() >= deadline:
-                    raise  # somebody owns it: what keeps it from answering is told as it is
-                time.sleep(_LOOK_AGAIN_SECONDS)  # noqa: TID251 - a socket that is not there yet gives no event
+        vacancy: Vacancy | None = None
+        with contextlib.ExitStack() as watching:
+            while True:
+                try:
+                    return self._reached()
+                except (NoOwner, ClientError) as refusal:
+                    self.close()
+                    if not flock.is_held(self._state.lock):
+                        raise NoOwner(f"no owner is running for {self._state.path}") from refusal
+                    if (left := deadline - time.monotonic()) <= 0:
+                        raise  # somebody owns it: what keeps it from answering is told as it is
+                if vacancy is None:  # and look once more: from now on it is heard
+                    vacancy = watching.enter_context(contextlib.closing(_vacancy_of(self._state.path)))
+                else:
+                    vacancy.wait(left)
+
+    def _reached(self) -> Welcome:
+        if self.owner is None:
+            self._connect()
+        assert self.owner is not None  # noqa: S101 - it welcomed us
         return self.owner
 
     def close(self) -> None:
@@ -189,6 +201,12 @@ class WireClient:
         except msgspec.MsgspecError as error:
             raise ClientError(f"the owner of {self._state.path} speaks another language: {error}") from error
         return frame
+
+
+def _vacancy_of(state_dir: Path) -> "Vacancy":
+    from everdeck.kernel.vacancy import Vacancy  # noqa: PLC0415 - needed only while an owner comes or goes
+
+    return Vacancy(state_dir)
 
 
 class _Vanished(ClientError):

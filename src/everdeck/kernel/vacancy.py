@@ -1,17 +1,17 @@
 """When to look again who owns a deck, told by the kernel: nobody asks by the clock.
 
-A member that finds ``deck.lock`` held and nobody listening has met an owner on its way in or out. Three facts end that:
-the owner listens (``deck.sock`` is renamed into the directory), it lets go of the lock (and then touches it, see
+Who finds ``deck.lock`` held and nobody listening has met an owner on its way in or out. Three facts end that: the owner
+listens (its socket is renamed into the directory), it lets go of the lock (and then touches it, see
 :meth:`everdeck.deck.home.DeckHome.close`), or it dies (its pid stands in the lock, and a pidfd tells). The first two
 come from one inotify watch of the directory. See inotify(7), pidfd_open(2).
 """
 
-import asyncio
 import contextlib
 import os
+import select
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple
 
 from everdeck.kernel import identity, inotify
 from everdeck.statedir import StateDir
@@ -19,6 +19,13 @@ from everdeck.statedir import StateDir
 # A holder of another pid namespace cannot be watched, and one that has just taken the lock has not said yet who it is.
 _UNWATCHED_SECONDS: Final = 1.0
 _UNNAMED_SECONDS: Final = 0.001
+
+
+class Facts(NamedTuple):
+    """What becomes readable when it is worth to look again, and for how long to believe that nothing else tells."""
+
+    descriptors: tuple[int, ...]
+    seconds: float
 
 
 class Vacancy:
@@ -36,40 +43,32 @@ class Vacancy:
                 self.close()
 
     def close(self) -> None:
-        """Hear no more."""
+        """Hear no more. The kernel takes 8 ms for it, or more: a loop lets a thread do it."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def changed(self) -> None:
-        """Return when it is worth to look again."""
+    @contextlib.contextmanager
+    def facts(self) -> Iterator[Facts]:
+        """What to wait for now; on leaving, what was heard is forgotten."""
         holder = self._holder()
-        if holder is None or self._fd is None:
+        seconds = _UNNAMED_SECONDS if holder is None or self._fd is None else _UNWATCHED_SECONDS
+        try:
+            yield Facts(tuple(fd for fd in (self._fd, holder) if fd is not None), seconds)
+        finally:
             if holder is not None:
                 os.close(holder)
-            await asyncio.sleep(_UNNAMED_SECONDS)  # noqa: TID251 - see above: nothing tells
-            return
-        loop, told = asyncio.get_running_loop(), asyncio.Event()
-        watched = (self._fd, holder)
-        for fd in watched:
-            loop.add_reader(fd, told.set)
-        try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(told.wait(), _UNWATCHED_SECONDS)
-        finally:
-            for fd in watched:
-                loop.remove_reader(fd)
-            os.close(holder)
-        for _ in inotify.heard(self._fd):
-            pass
+            if self._fd is not None:
+                for _ in inotify.heard(self._fd):
+                    pass
+
+    def wait(self, most_seconds: float) -> None:
+        """Return when it is worth to look again, or after so long."""
+        with self.facts() as facts:
+            told = select.poll()  # select(2) knows no descriptor above 1,023
+            for fd in facts.descriptors:
+                told.register(fd, select.POLLIN)
+            told.poll(max(0.0, min(most_seconds, facts.seconds)) * 1000)
 
     def _holder(self) -> int | None:
         """A pidfd of who noted in the lock that it holds it; None if nobody did, or it has ended."""
