@@ -25,8 +25,6 @@ _FACTS: Final = frozenset(
 """What everybody who is let in may know about the deck itself."""
 
 _BATCH: Final = 1000
-_MOST_LINES: Final = 10_000
-"""As many as over HTTP: whoever wants a whole log from outside follows it."""
 
 _ON_ONE: Final[Mapping[str, Role]] = {
     "status": Role.READ,
@@ -48,9 +46,10 @@ _ON_ONE: Final[Mapping[str, Role]] = {
 class Guarded:
     """Keeps the contract of :class:`everdeck.verbs.Verbs` for the bearer of a grant."""
 
-    def __init__(self, deck: Verbs, grant: Grant) -> None:
+    def __init__(self, deck: Verbs, grant: Grant, most_lines: int | None = None) -> None:
         self._deck = deck
         self.grant = grant
+        self._most_lines = most_lines
 
     def __getattr__(self, verb: str) -> Any:
         if verb.startswith("_"):
@@ -157,11 +156,11 @@ class Guarded:
         return self._deck.log_dir(name)  # type: ignore[attr-defined]  # the deck of one machine has it
 
     async def logs(self, name: Name, lines: int | None = 20, **window: Any) -> builtins.list[str]:
-        """The last lines of its log, at most ten thousand: its worker chose how many there are, and they are short."""
+        """The last lines of its log, where so many are allowed: its worker chose how many there are."""
         self.grant.require(Role.READ, "logs")
         await self._seen(name)
-        most = _MOST_LINES if lines is None else min(lines, _MOST_LINES)
-        found: builtins.list[str] = await self._hushed(self._deck.logs(name, most, **window))
+        allowed = [count for count in (lines, self._most_lines) if count is not None]
+        found: builtins.list[str] = await self._hushed(self._deck.logs(name, min(allowed, default=None), **window))
         return found
 
     async def follow_logs(self, name: Name, lines: int = 0, *, grep: str | None = None) -> AsyncIterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from everdeck.deck.feeds import read_attachment
+from everdeck.deck.feeds import open_attachment
 from everdeck.errors import MessageError
 from support.hostile_accounts import Account, open_place
 
@@ -53,8 +53,18 @@ def test_what_a_satellite_plants_as_its_feed_is_opened_with_its_own_rights(
     for trap in ("link", "second name", "pipe", "journal", "not a database"):
         assert told[trap].startswith("InboxUnavailable"), (trap, told[trap])
     assert told["cut"] == "still here"
+    assert told["kept"] == [1, True, True], "one reader of the satellite's account, used again"
+    assert (told["kept after traps"], told["kept after its end"]) == (1, 0)
     assert treasure.read_bytes() == b""
     assert treasure.stat().st_uid == 0
+
+
+def test_an_attachment_longer_than_our_memory_is_read_in_pieces(tmp_path: Path) -> None:
+    """A file with holes costs its maker nothing."""
+    (tmp_path / "holes").touch()
+    os.truncate(tmp_path / "holes", 1 << 40)
+    with open_attachment(tmp_path, str(tmp_path / "holes")) as holes:
+        assert holes.read(10) == bytes(10)
 
 
 @pytest.mark.parametrize("trap", ["link", "linked folder", "second name", "pipe", "upward", "elsewhere"])
@@ -65,7 +75,8 @@ def test_only_the_satellites_own_files_are_attachments(tmp_path: Path, trap: str
     (data / "files/plain").write_bytes(b"its own")
     secret = tmp_path / "secret"
     secret.write_bytes(b"not its own")
-    assert read_attachment(data, str(data / "files/plain")) == b"its own"
+    with open_attachment(data, str(data / "files/plain")) as plain:
+        assert plain.read() == b"its own"
     path = data / "files/x"
     match trap:
         case "link":
@@ -82,4 +93,4 @@ def test_only_the_satellites_own_files_are_attachments(tmp_path: Path, trap: str
         case "elsewhere":
             path = secret
     with pytest.raises(MessageError, match="cannot be read"):
-        read_attachment(data, str(path))
+        open_attachment(data, str(path))

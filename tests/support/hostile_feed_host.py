@@ -48,6 +48,10 @@ async def main(state: str, account: str, treasure: str) -> dict[str, Any]:
                 except EverdeckError:
                     break
             told["cut"] = "still here"
+        await deck.feed("hook")
+        kept = _readers()
+        await deck.feed("hook")
+        told["kept"] = [len(kept), _readers() == kept, sorted(kept.values()) == [entry.pw_uid]]
         told["owners"] = sorted({path.stat().st_uid for path in data.iterdir()})
         await deck.stop("hook")
         for trap, plant in {
@@ -64,7 +68,21 @@ async def main(state: str, account: str, treasure: str) -> dict[str, Any]:
                 as_account(plant)
             told[trap] = await _met(deck)
             (data / "feed.db").unlink()
+        await _met(deck)
+        told["kept after traps"] = len(_readers())
+        await deck.remove("hook")
+        told["kept after its end"] = len(_readers())
     return told
+
+
+def _readers() -> dict[str, int]:
+    """The programs that read for us, and whose rights they have."""
+    found = {}
+    threads = Path("/proc/self/task").iterdir()
+    for pid in " ".join((thread / "children").read_text() for thread in threads).split():
+        if b"everdeck.feed.far_claims" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            found[pid] = Path(f"/proc/{pid}").stat().st_uid
+    return found
 
 
 async def _met(deck: AsyncDeck) -> str:

@@ -44,6 +44,7 @@ from everdeck.deck.healing import Healing
 from everdeck.deck.health import HealthKeeper
 from everdeck.deck.hearing import Hearing
 from everdeck.deck.home import DeckHome, Inherited
+from everdeck.deck.idle_readers import idle_readers
 from everdeck.deck.memory import MemoryWatch
 from everdeck.deck.messages import MessageVerbs
 from everdeck.deck.observe import RECENT_SECONDS, crash_times, glance_of, layers_of, measure, status_of, was_measured
@@ -240,6 +241,7 @@ class Owner(MessageVerbs):
                     await self._ending.stop(bound, wanted="running")
         except (EverdeckError, OSError):
             _log.exception("closing: some bound workers could not be stopped; the next owner ends them")
+        await asyncio.to_thread(idle_readers.dismiss, self._home.workers_dir)
         self._parts_open = None
         self._closing = None
         await self._let_go(parts)
@@ -628,6 +630,7 @@ class Owner(MessageVerbs):
             if cgroup is not None:
                 parts.gatherer.remove(cgroup)
                 parts.gatherer.remove(containment.joined_later(cgroup))
+            await asyncio.to_thread(idle_readers.dismiss, self._home.workers_dir / key)
             await asyncio.to_thread(self._home.clear_set_aside)
 
     async def adopt(self, name: str | int, pid: int, **fields: Any) -> WorkerStatus:

@@ -56,24 +56,47 @@ class _Answer(msgspec.Struct, array_like=True):
 class FarClaims(Claims):
     """One reader of one feed file, by a program that ``begin`` starts: at first need, and again when it has ended."""
 
-    def __init__(self, path: Path, begin: Begin) -> None:  # not Claims.__init__: that opens the file
+    def __init__(  # not Claims.__init__: that opens the file
+        self, path: Path, begin: Begin, keep: "Callable[[FarClaims], bool] | None" = None
+    ) -> None:
         self.path = path
         self._begin = begin
+        self._keep = keep
         self._child: Child | None = None
         self._socket: socket.socket | None = None
         self._bell: tuple[int, int] | None = None
         self._pause, self._again_at = PAUSE_SECONDS[0], 0.0
 
     def close(self) -> None:
-        """As :meth:`Claims.close`."""
+        """As :meth:`Claims.close`. Whoever is given to ``keep`` may be used again as it is; its program has let go."""
         if self._socket is not None:
+            kept = False
             with contextlib.suppress(EverdeckError):
                 self._tell("close")
-            self._end()
+                kept = self._bell is None and self._keep is not None and self._keep(self)
+            if kept:
+                return
+            self.end()
         if self._bell is not None:
             for fd in self._bell:
                 os.close(fd)
             self._bell = None
+
+    def is_there(self) -> bool:
+        """Has it a program that runs?"""
+        return self._child is not None and not ids.is_readable(self._child.pidfd, 0)
+
+    def end(self) -> None:
+        """End the program at once, claims and all."""
+        self._end()
+
+    def forget(self) -> None:
+        """In a forked copy: the program is our parent's child."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._child is not None:
+            os.close(self._child.pidfd)
+        self._socket = self._child = None
 
     def take(self, most: int = 1) -> list[Claim]:
         """As :meth:`Claims.take`."""
@@ -278,8 +301,8 @@ def main(words: Sequence[str]) -> None:
             poll.register(heard_fd, select.POLLIN)
         encoded = msgspec.msgpack.encode(answer)
         line.sendall(_LENGTH.pack(len(encoded)) + encoded)
-        if method == "close":
-            return
+        if method == "close" and heard_fd >= 0:
+            return  # its bell is closed with it
 
 
 class _Server:
@@ -290,6 +313,8 @@ class _Server:
 
     def answered(self, method: str, arguments: list[Any]) -> _Answer:
         try:
+            if method == "close":
+                return self._closed()
             if self.claims is None:
                 self.claims = Claims(self._path)
             return _Answer(msgspec.Raw(msgspec.msgpack.encode(self._method(self.claims, method)(*arguments))))
@@ -297,6 +322,13 @@ class _Server:
             return _Answer(fault=fault_of(err))
         except Exception as err:  # noqa: BLE001 - a file that is none of ours can make SQLite say anything
             return _Answer(fault=fault_of(InboxUnavailable(f"{self._path}: {type(err).__name__}: {err}")))
+
+    def _closed(self) -> _Answer:
+        """The next question opens the file anew: it may be another one by then."""
+        if self.claims is not None:
+            self.claims.close()
+            self.claims = None
+        return _Answer()
 
     def _method(self, claims: Claims, method: str) -> Callable[..., Any]:
         """As it is asked for: without names of arguments, and tuples as lists."""

@@ -46,6 +46,8 @@ FEWEST_CONNECTIONS: Final = 128
 """As many there may be even where workers have taken nearly all descriptors: every member of the deck is one."""
 MOST_OF_ANOTHER_ACCOUNT: Final = 64
 MOST_BYTES_OF_ANOTHER_ACCOUNT: Final = 1 << 20
+MOST_LINES_OF_ANOTHER_ACCOUNT: Final = 10_000
+"""As over HTTP: whoever wants a whole log from outside downloads it there, or follows it."""
 MOST_LOOKS_OF_ANOTHER_ACCOUNT: Final = 8
 """So many of its looks are answered at once, and the answers read, before the next: each may be a whole log."""
 WHOLE_FRAME_SECONDS: Final = 30.0
@@ -199,7 +201,7 @@ class _Connection(asyncio.Protocol):
             return
         if self._is_guest:
             self._cutter = Cutter(MOST_BYTES_OF_ANOTHER_ACCOUNT)
-            self._deck = cast("Served", Guarded(self._server.deck, self._grant))
+            self._deck = cast("Served", Guarded(self._server.deck, self._grant, MOST_LINES_OF_ANOTHER_ACCOUNT))
         self.socket = borrowed
         self._server.begun(self)
         self._deadline = self._loop.call_later(FIRST_FRAME_SECONDS, transport.abort)

@@ -10,7 +10,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from http import HTTPStatus
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, BinaryIO, Final, Literal
 
 import msgspec
 from litestar import Response, get, post
@@ -18,6 +18,7 @@ from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryParameter
+from litestar.response import Stream
 
 from everdeck.access import Role
 from everdeck.errors import MessageLost
@@ -31,6 +32,7 @@ from everdeck.server.sse import PING_SECONDS
 from everdeck.statedir import StateDir
 
 MOST_IN_HAND: Final = 100
+_PIECE_BYTES: Final = 1 << 18
 _PING: Final = b"event: ping\ndata: {}\n\n"
 Claim = Annotated[str, PathParameter(description="What the stream gave with the message.", max_length=64)]
 
@@ -195,7 +197,7 @@ async def release_message(request: Asked, claim: Claim) -> Decided:
     summary="The content of an attachment",
     tags=["messages"],
 )
-async def read_attachment(request: Asked, claim: Claim, number: FromPath[int]) -> Response[bytes]:
+async def read_attachment(request: Asked, claim: Claim, number: FromPath[int]) -> Stream:
     """While the message is in hand."""
     from everdeck.deck import feeds  # noqa: PLC0415 - most daemons never need the feed, which costs memory
 
@@ -205,8 +207,14 @@ async def read_attachment(request: Asked, claim: Claim, number: FromPath[int]) -
         raise NotFoundException(f"the message has {len(message.attachments)} attachments; they are counted from 0")
     attachment = message.attachments[number]
     data = StateDir(services.deck.state_dir).worker(message.worker).data
-    content = await asyncio.to_thread(feeds.read_attachment, data, attachment.path)
-    return Response(content, media_type="application/octet-stream", headers={"cache-control": "no-store"})
+    file = await asyncio.to_thread(feeds.open_attachment, data, attachment.path)
+    return Stream(_pieces(file), media_type="application/octet-stream", headers={"cache-control": "no-store"})
+
+
+async def _pieces(file: BinaryIO) -> AsyncGenerator[bytes, None]:
+    with file:
+        while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
+            yield piece
 
 
 @post(
