@@ -358,8 +358,11 @@ def _only_its_own(which: int) -> list[tuple[int, int, int, int]]:
     """
     no = _refuse(errno.EPERM)
     code = []
+    # pthread_setschedparam(3) and pthread_setaffinity_np(3) name the caller's own thread by its number, which a filter
+    # cannot tell from a stranger's, and programs do not expect a no: libzmq (every Jupyter kernel) aborts. So for a
+    # number these say yes and have no effect.
     for numbers in _SCHEDULE:
-        code += _if_call(numbers[which], [_argument(0), (_EQUAL, 1, 0, 0), no, _allowed()])
+        code += _if_call(numbers[which], [_argument(0), (_EQUAL, 1, 0, 0), _refuse(0), _allowed()])
     new_limit = [(_EQUAL, 0, 2, 0), _upper_half(2), (_EQUAL, 1, 0, 0), no]
     code += _if_call(_PRLIMIT[which], [_argument(0), (_EQUAL, 5, 0, 0), _argument(2), *new_limit, _allowed()])
     for numbers, of_a_user in ((_SETPRIORITY, 2), (_IOPRIO_SET, 3)):
