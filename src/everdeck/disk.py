@@ -11,8 +11,10 @@ import contextlib
 import ctypes
 import errno
 import os
+import secrets
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +26,7 @@ _HAS_NO_DISK: Final = (errno.EINVAL, errno.ENOSYS, errno.EROFS)
 _NEAR: Final = frozenset(
     (0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0xCA451A4E, 0x73717368, 0x01021994, 0x858458F6, 0x794C7630)
 )
+_AS_A_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -82,6 +85,68 @@ def _write_all(fd: int, content: bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def remove_tree(path: Path | str) -> None:
+    """Remove a directory with everything in it; raises what was refused first, after all the rest is gone.
+
+    Others made what is in it, so links are never followed, and it may be nested more deeply than our stack, our
+    descriptors and any path can follow: each directory is moved to the top before it is emptied.
+    """
+    refused: list[OSError] = []
+    top = os.open(path, _AS_A_FOLDER)
+    try:
+        waiting = _emptied(top, top, refused)
+        while waiting:
+            name = waiting.pop()
+            with _noted(refused):
+                fd = os.open(name, _AS_A_FOLDER, dir_fd=top)
+                try:
+                    waiting += _emptied(fd, top, refused)
+                finally:
+                    os.close(fd)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    if refused:
+        raise refused[0]
+    Path(path).rmdir()
+
+
+def _emptied(folder: int, top: int, refused: list[OSError]) -> list[str]:
+    """Remove its files; its directories, which are below ``top`` now, by other names."""
+    moved = []
+    for name in os.listdir(folder):
+        with _noted(refused):
+            if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=folder)
+                continue
+            _open_up(name, folder)
+            aside = secrets.token_hex(16)  # nobody can have put something there
+            os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=top)
+            moved.append(aside)
+    return moved
+
+
+def _open_up(name: str, folder: int) -> None:
+    """A directory of ours that its maker closed to its own account."""
+    fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        facts = os.fstat(fd)
+        if ~facts.st_mode & stat.S_IRWXU and facts.st_uid == os.geteuid():
+            os.chmod(f"/proc/self/fd/{fd}", stat.S_IRWXU)  # noqa: PTH101 - the one that was looked at
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _noted(refused: list[OSError]) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        pass
+    except OSError as err:
+        refused.append(err)
 
 
 def sync_all_of(path: Path | str) -> None:

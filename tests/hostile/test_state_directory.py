@@ -11,6 +11,7 @@ import pytest
 
 from everdeck import AsyncDeck
 from everdeck.errors import StateDirRefused
+from everdeck.model import Restart
 from support.cli_daemon import Person
 from support.hostile_accounts import Account
 
@@ -153,3 +154,38 @@ def test_the_daemon_imports_nothing_from_where_it_was_typed(place: Path, mallory
         assert not sprung.exists()
     finally:
         person.leaves()
+
+
+def _nested(folder: Path) -> None:
+    """Deeper than the stack of an interpreter and the usual limit of descriptors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder, os.O_RDONLY)
+    for _ in range(1100):
+        os.mkdir("a", dir_fd=fd)
+        below = os.open("a", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+
+
+def test_directories_without_end_are_removed_and_keep_no_owner_from_starting(tmp_path: Path) -> None:
+    """What a worker nested in its data, linked, or closed to its own account goes with it; so does an older removal."""
+    state, treasure = tmp_path / "state", tmp_path / "treasure"
+    treasure.mkdir()
+    (treasure / "gold").touch()
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            await deck.start("alice", ["true"], restart=Restart("never"))
+        _nested(state / "workers/alice/data")
+        _nested(state / "workers/removing~bob~0")
+        async with AsyncDeck(state) as deck:
+            (state / "workers/alice/data/link").symlink_to(treasure)
+            (state / "workers/alice/data/closed/in").mkdir(parents=True)
+            (state / "workers/alice/data/closed/in").chmod(0)
+            (state / "workers/alice/data/closed").chmod(0o500)
+            await deck.remove("alice")
+
+    asyncio.run(scenario())
+    assert list((state / "workers").iterdir()) == []
+    assert [path.name for path in treasure.iterdir()] == ["gold"]

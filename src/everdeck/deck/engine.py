@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import secrets
-import shutil
 import socket
 import sys
 import zlib
@@ -19,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from everdeck import child
+from everdeck import child, disk
 from everdeck.deck import rights
 from everdeck.errors import LimitUnavailable, PortUnavailable, RegistryUnavailable, SpecError, StateDirRefused
 from everdeck.kernel import containment, controllers, credentials, flock, lifeline, quotas, spawn
@@ -278,7 +277,7 @@ class Engine:
         home = self.home(name)
         rights.forget_disk_limit(home)
         try:
-            shutil.rmtree(home)
+            disk.remove_tree(home)
         except FileNotFoundError:
             return
         except OSError as err:

@@ -12,12 +12,12 @@ import json
 import os
 import pwd
 import secrets
-import shutil
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from everdeck import disk
 from everdeck.errors import DeckOwned, NameRefused, StateDirRefused
 from everdeck.kernel import descriptors, flock
 from everdeck.kernel.lifeline import Lifeline, forget_in_forks
@@ -140,7 +140,8 @@ class DeckHome:
         """The last step: remove what was set aside. What cannot be removed now is tried again by the next owner."""
         for entry in os.listdir(self.workers_dir):  # noqa: PTH208
             if entry.startswith(_REMOVING):
-                shutil.rmtree(self.workers_dir / entry, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    disk.remove_tree(self.workers_dir / entry)
 
     def removals_begun(self) -> list[str]:
         """Names whose removal an earlier owner began: their directory is set aside, their record may be left."""
@@ -154,7 +155,8 @@ class DeckHome:
 
     def discard_unstarted(self, name: WorkerName) -> None:
         """A directory without a lock file and without a record: its first start never got as far as the intent."""
-        shutil.rmtree(self.workers_dir / name, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            disk.remove_tree(self.workers_dir / name)
 
     # --- exec in place ------------------------------------------------------------------------------------------
 

@@ -150,10 +150,13 @@ def furnish(spec: WorkerSpec, home: Path, state_dir: Path) -> Account | None:
     if spec.user == AUTO and account is None:
         uid = _next_auto_uid(home, state_dir)
         account = Account(uid, uid, ())
-    if account is not None and account.uid is not None:
-        for folder in own:
-            _give(folder, account.uid, -1 if account.gid is None else account.gid)
-    _limit_disk(spec, home, own)
+    try:
+        if account is not None and account.uid is not None:
+            for folder in own:
+                _give(folder, account.uid, -1 if account.gid is None else account.gid)
+        _limit_disk(spec, home, own)
+    except RecursionError:
+        raise SpecError("user", spec.user, f"{home}/{DATA} with directories that can be followed: too deep") from None
     return account
 
 
