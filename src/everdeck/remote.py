@@ -377,7 +377,7 @@ class RemoteDeck:
     async def decide(self, name: Name, verb: LetterVerb, number: str) -> bool:
         """``retry`` or ``drop`` a dead letter, or ``replay`` a done message; False if there is none of that number."""
         path = f"{_worker(worker_name(name))}/feed/{quote(number, safe='')}/{verb}"
-        return (await self._ask(_Decided, "POST", path)).done
+        return (await self._act(_Decided, path)).done
 
     async def abilities(self) -> Abilities:
         """What this deck can do, and which verbs it cannot keep."""
@@ -590,12 +590,12 @@ class _RemoteHold(FarHold):
             return
         if error is None:
             replies = [{"text": one.text, "subject": one.subject, "options": one.options} for one in self._replies]
-            await self._deck._ask(_Decided, "POST", f"{self._path}/ack", {"replies": replies})  # noqa: SLF001 - as above
+            await self._deck._act(_Decided, f"{self._path}/ack", {"replies": replies})  # noqa: SLF001 - as above
         elif is_leaving(error):
-            await self._deck._ask(_Decided, "POST", f"{self._path}/release")  # noqa: SLF001 - as above
+            await self._deck._act(_Decided, f"{self._path}/release")  # noqa: SLF001 - as above
         else:
             said = {"error": failure_of(error)}
-            await self._deck._ask(_Decided, "POST", f"{self._path}/fail", said)  # noqa: SLF001 - as above
+            await self._deck._act(_Decided, f"{self._path}/fail", said)  # noqa: SLF001 - as above
 
 
 class _Subscription:

@@ -93,6 +93,20 @@ def test_workers_without_its_label_do_not_exist_for_a_token(served: Served) -> N
     assert served.person.worker("bob")["state"] == "running"
 
 
+def test_a_removal_asked_for_again_by_a_token_with_labels_is_answered_as_before(served: Served) -> None:
+    """The worker is gone, so nothing tells its labels any more; the key does. Another key, or name, is unknown."""
+    with token(served, "team-a-removes", "--role", "admin", "--label", "team=a") as mine:
+        spec = SLEEP | {"labels": {"team": "a"}}
+        mine.post("/api/v1/workers", json={"name": "brief", "spec": spec}).raise_for_status()
+        answers = [
+            mine.delete(f"/api/v1/workers/{name}", headers={"Idempotency-Key": key}).status_code
+            for name, key in (("brief", "one"), ("brief", "one"), ("brief", "two"), ("bob", "one"))
+        ]
+    assert answers[0] == answers[1] < 300
+    assert answers[2:] == [404, 404]
+    assert served.person.worker("bob")["state"] == "running"
+
+
 def test_a_revoked_token_opens_nothing_and_its_stream_ends(served: Served) -> None:
     """From the next request on; whoever is following is let go at the next word."""
     with token(served, "gone") as client:

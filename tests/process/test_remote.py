@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 import everdeck
-from everdeck import AsyncDeck, Deck, Event, SpecError, Stop, WorkerSpec
+from everdeck import AsyncDeck, Deck, Event, Satellite, SpecError, Stop, WorkerSpec
 from everdeck.errors import AccessDenied, ClientError, DeckClosed, NoOwner, TokenRefused, UnknownWorker
 from everdeck.faults import classes
 from everdeck.remote import RemoteDeck
 from everdeck.server.problems import status_of
+from everdeck.testing.telegram import TelegramServer
 from support.cli_daemon import EVERDECK, PATIENCE_SECONDS, Person, until
 from support.web_served import Served, served_at
 
@@ -215,23 +216,32 @@ def test_a_batch_goes_on_though_its_caller_leaves(served: Served) -> None:
 async def losing_answers(daemon: Served, answers: int) -> AsyncIterator[str]:
     """The address of a proxy that carries every request and loses the first answers to what is not a GET."""
     left = answers
+    carrying: set[asyncio.Task[object] | None] = set()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal left
+        carrying.add(asyncio.current_task())
         there, to_daemon = await asyncio.open_connection("127.0.0.1", daemon.port)
         with contextlib.closing(writer), contextlib.closing(to_daemon):
             head = (await reader.readuntil(b"\r\n\r\n")).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
             length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
             to_daemon.write(head + await reader.readexactly(int(length[1]) if length else 0))
-            answer = await there.read()
-            if head.startswith(b"GET") or left == 0:
-                writer.write(answer)
-                await writer.drain()
-            else:
+            if lost := not head.startswith(b"GET") and left > 0:
                 left -= 1
+            with contextlib.suppress(ConnectionError):  # whoever reads a stream leaves when it has read enough
+                while chunk := await there.read(1 << 16):
+                    if not lost:
+                        writer.write(chunk)
+                        await writer.drain()
 
     async with await asyncio.start_server(carry, "127.0.0.1", 0) as proxy:
-        yield f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        try:
+            yield f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        finally:
+            tasks = [task for task in carrying if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def test_a_verb_whose_answer_is_lost_is_asked_again_and_done_once(served: Served) -> None:
@@ -255,6 +265,35 @@ def test_a_verb_whose_answer_is_lost_is_asked_again_and_done_once(served: Served
                     assert kinds.count(kind) == 1
 
     asyncio.run(scenario())
+
+
+def test_a_message_whose_end_is_lost_on_the_way_ends_once(served: Served) -> None:
+    """Finished, failed, decided about: asked again under the same key, it is answered as before."""
+
+    async def scenario(bot: TelegramServer) -> None:
+        async with reached(served) as deck:
+            await deck.start("bot", Satellite.telegram(bot.token, base_url=bot.url, first_run="take"))
+            for failing in (True, False):
+                async with (
+                    losing_answers(served, 2) as where,
+                    RemoteDeck(where, token=served.token) as far,
+                    far.messages("bot") as messages,
+                ):
+                    with contextlib.suppress(ZeroDivisionError):
+                        async with await anext(messages) as message:
+                            assert (message.text, message.attempt) == ("hello", 1 if failing else 2)
+                            await message.reply(str(1 // (not failing)))
+            (done,) = await deck.letters("bot", which="done")
+            async with losing_answers(served, 2) as where, RemoteDeck(where, token=served.token) as far:
+                assert await far.decide("bot", "replay", done.number) is True
+            async with deck.messages("bot") as messages, await anext(messages) as message:
+                assert message.text == "hello"
+            assert (await deck.feed("bot")).dead == 0
+            await deck.remove("bot")
+
+    with TelegramServer() as bot:
+        bot.say("hello")
+        asyncio.run(scenario(bot))
 
 
 def test_a_key_is_kept_with_what_was_done_under_it(tmp_path: Path) -> None:

@@ -397,6 +397,11 @@ class AsyncDeck:
             raise Unsupported(what, f"{self.where} tells it to nobody; ask its daemon to apply")
         return self._elsewhere
 
+    async def was_removed(self, name: Name) -> bool:
+        """Did the request that is being carried out remove this worker before? Asked again, it is answered as done."""
+        deck = await self._deck()
+        return isinstance(deck, Owner | MemberDeck) and await deck.was_removed(name)
+
     async def record_event(self, worker: str | None, kind: EventKind, detail: dict[str, Any]) -> Event:
         """Add an event of somebody else's to the stream, for example a feed's."""
         await self._deck()

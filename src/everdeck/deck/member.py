@@ -33,11 +33,13 @@ from everdeck.verbs import (
     Stopped,
     Workers,
     checked_parallel,
+    request_id,
     spec_of,
     specs_of,
     told_once,
 )
 from everdeck.wire import requests as ask
+from everdeck.wire.frames import raw
 
 _BATCH: Final = 500
 
@@ -97,6 +99,12 @@ class MemberDeck(MessageVerbs):
     async def remove(self, name: Name, *, data: bool = False) -> None:  # noqa: ARG002 - here data always goes
         """As :meth:`Verbs.remove`."""
         await self._membership.ask(ask.Remove(worker_name(name)))
+
+    async def was_removed(self, name: Name) -> bool:
+        """Did the request that is being carried out remove this worker before, by whoever owned the deck then?"""
+        key = worker_name(name)
+        request = request_id(raw(ask.Remove(key)))
+        return request is not None and await asyncio.to_thread(self._was_done, request, key)
 
     async def adopt(self, name: Name, pid: int, **fields: Any) -> WorkerStatus:
         """As :meth:`Verbs.adopt`."""
@@ -211,6 +219,10 @@ class MemberDeck(MessageVerbs):
     async def members(self) -> builtins.list[Member]:
         """As :meth:`Verbs.members`."""
         return await self._membership.ask(ask.Members())
+
+    def _was_done(self, request: str, worker: str) -> bool:
+        with _reading(self._registry()) as registry:
+            return worker in registry.requests_done(request)
 
     def _registry(self) -> Registry:
         if self._membership.is_closed:

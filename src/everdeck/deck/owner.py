@@ -612,6 +612,10 @@ class Owner(MessageVerbs):
         self._known(key)
         await self._to_its_end(self._remove(key))
 
+    async def was_removed(self, name: str | int) -> bool:
+        """Did the request that is being carried out remove this worker before?"""
+        return self._parts().deeds.is_done(worker_name(name))
+
     async def _remove(self, key: WorkerName) -> None:
         parts = self._parts()
         async with parts.turns.of(key):

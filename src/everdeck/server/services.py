@@ -3,18 +3,51 @@
 import asyncio
 import copy
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from everdeck.deck import AsyncDeck
 from everdeck.guarded import Guarded
 from everdeck.server.auth import Door, Pass
 from everdeck.server.samples import Sampler
 from everdeck.server.sse import EventFan, LogStreams
+from everdeck.verbs import request_id
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from everdeck.messages import Message
+
+
+_Answer = TypeVar("_Answer")
+_KEPT: Final = 10_000
+
+
+class Answers:
+    """What was answered to requests under an id, for acts that no registry notes; in memory, the last ten thousand.
+
+    Asked for again while it runs, an act is joined; afterwards its answer is given again. A refusal is not kept: it
+    changed nothing. A daemon that ended meanwhile has forgotten: the message is then in hand no more, and that is told.
+    """
+
+    def __init__(self) -> None:
+        self._acts: dict[str, asyncio.Task[Any]] = {}
+
+    async def once(self, what: str, act: "Callable[[], Coroutine[Any, Any, _Answer]]") -> "_Answer":
+        """Carry it out, or answer as before; ``what`` tells apart what one request may do."""
+        request = request_id(what.encode())
+        if request is None:
+            return await act()
+        task: asyncio.Task[_Answer] | None = self._acts.get(request)
+        if task is None:
+            task = self._acts[request] = asyncio.get_running_loop().create_task(act())
+            task.add_done_callback(lambda done: self._done(request, done))
+        return await asyncio.shield(task)
+
+    def _done(self, request: str, task: "asyncio.Task[Any]") -> None:
+        if task.cancelled() or task.exception() is not None:
+            self._acts.pop(request, None)
+        while len(self._acts) > _KEPT:
+            self._acts.pop(next(iter(self._acts)))
 
 
 class Services:
@@ -37,6 +70,7 @@ class Services:
         self.apply_lock = asyncio.Lock()
         self.held: dict[str, Message] = {}
         self.held_listeners: set[asyncio.Event] = set()
+        self.answers = Answers()
         self.closing = asyncio.Event()
         self.preflight: Callable[[], asyncio.Future[str | None]] | None = None
 

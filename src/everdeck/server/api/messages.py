@@ -144,12 +144,17 @@ async def stream_messages(
 )
 async def finish_message(request: Asked, claim: Claim, data: JSONBody[Ack]) -> Decided:
     """The end of the message and its replies are one transaction on disk."""
-    given = [(reply, channel_options(reply.options)) for reply in data.replies]
-    message = _held(services_of(request), claim)  # a reply that is refused leaves it in hand
-    for reply, options in given:
-        message.reply(reply.text, subject=reply.subject, **options)
-    await _taken(services_of(request), claim).done()
-    return Decided(done=True)
+    services = services_of(request)
+
+    async def finish() -> Decided:
+        given = [(reply, channel_options(reply.options)) for reply in data.replies]
+        message = _held(services, claim)  # a reply that is refused leaves it in hand
+        for reply, options in given:
+            message.reply(reply.text, subject=reply.subject, **options)
+        await _taken(services, claim).done()
+        return Decided(done=True)
+
+    return await services.answers.once(f"ack {claim}", finish)
 
 
 @post(
@@ -174,8 +179,13 @@ async def reply_to_message(request: Asked, claim: Claim, data: JSONBody[Reply]) 
 )
 async def fail_message(request: Asked, claim: Claim, data: JSONBody[Fail]) -> Decided:
     """After the last attempt it is a dead letter."""
-    await _taken(services_of(request), claim).failed(data.error)
-    return Decided(done=True)
+    services = services_of(request)
+
+    async def fail() -> Decided:
+        await _taken(services, claim).failed(data.error)
+        return Decided(done=True)
+
+    return await services.answers.once(f"fail {claim}", fail)
 
 
 @post(
@@ -187,8 +197,13 @@ async def fail_message(request: Asked, claim: Claim, data: JSONBody[Fail]) -> De
 )
 async def release_message(request: Asked, claim: Claim) -> Decided:
     """For a reader that is told to leave."""
-    await _taken(services_of(request), claim).release()
-    return Decided(done=True)
+    services = services_of(request)
+
+    async def release() -> Decided:
+        await _taken(services, claim).release()
+        return Decided(done=True)
+
+    return await services.answers.once(f"release {claim}", release)
 
 
 @get(
@@ -263,7 +278,12 @@ async def decide_letter(
     request: Asked, name: Name, number: FromPath[str], verb: FromPath[Literal["retry", "drop", "replay"]]
 ) -> Decided:
     """`number` as the feed shows it; what goes out begins with `out-`."""
-    return Decided(await services_of(request).deck.decide(worker_name(name), verb, number))
+    services = services_of(request)
+
+    async def decide() -> Decided:
+        return Decided(await services.deck.decide(worker_name(name), verb, number))
+
+    return await services.answers.once(f"{verb} {name} {number}", decide)
 
 
 @get("/api/v1/satellites", responses=READS, summary="Kinds of satellites", tags=["messages"])
