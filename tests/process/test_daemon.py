@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from everdeck.cli import main, ps
 from everdeck.client import Daemon
 from everdeck.errors import ClientError, EverdeckError, NoOwner, UnknownWorker
 from support.cli_daemon import EVERDECK, PATIENCE_SECONDS, Person, pidfd_of, processes_of, unix_socket
@@ -114,18 +115,22 @@ def test_the_usual_port_may_be_another_decks(person: Person) -> None:
     assert int(link.group(1)) != 8787
 
 
-def test_a_hung_owner_does_not_hang_the_verb_that_shows_it(person: Person) -> None:
+def test_a_hung_owner_does_not_hang_the_verb_that_shows_it(
+    person: Person, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A stopped daemon does not answer; `ps` says so and shows what the registry and the kernel know."""
+    monkeypatch.setattr(ps, "ANSWER_SECONDS", 0.5)
     owner = person.up()
     person.types("start", "alice", *SLEEPER)
     with pidfd_of(owner) as pidfd:
         signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
         try:
-            shown = person.types("ps", "--json")
+            assert main(["--state", str(person.state), "ps", "--json"]) == 0
         finally:
             signal.pidfd_send_signal(pidfd, signal.SIGCONT)
-    assert "did not answer" in shown.stderr
-    assert [worker["state"] for worker in json.loads(shown.stdout)["workers"]] == ["running"]
+    shown = capsys.readouterr()
+    assert "did not answer" in shown.err
+    assert [worker["state"] for worker in json.loads(shown.out)["workers"]] == ["running"]
 
 
 def test_a_broken_file_is_refused_before_anything_is_touched(person: Person, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def person(tmp_path: Path) -> Iterator[Person]:
 
 
 @contextmanager
-def served(place: Path, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
+def served(place: Path, *command: str, politely: bool = True) -> Iterator["subprocess.Popen[bytes]"]:
     """A server in its own group, ended whatever happens."""
     env = {**os.environ, "DECK": str(place / "state"), "PYTHONWARNINGS": "ignore"}
     log = (place / "server.log").open("wb")
@@ -88,7 +88,7 @@ def served(place: Path, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
         try:
             yield server
         finally:
-            for number in (signal.SIGTERM, signal.SIGKILL):
+            for number in (signal.SIGTERM, signal.SIGKILL) if politely else (signal.SIGKILL,):
                 try:
                     os.killpg(server.pid, number)
                     server.wait(20)
@@ -221,7 +221,8 @@ from everdeck import Deck
 
 app = Celery("tasks", broker="filesystem://", backend="file://" + os.environ["DECK"] + "-results")
 app.conf.broker_transport_options = {
-    key: os.environ["DECK"] + "-queue" for key in ("data_folder_in", "data_folder_out", "control_folder")
+    "polling_interval": 0.02,
+    **{key: os.environ["DECK"] + "-queue" for key in ("data_folder_in", "data_folder_out", "control_folder")},
 }
 deck = Deck(os.environ["DECK"]) if os.environ.get("OPEN") else None
 
@@ -250,16 +251,20 @@ def test_celery_with_four_forked_workers(place: Path) -> None:
         "4",
         "--loglevel",
         "ERROR",
+        # With one node there is nobody to wait for, and to look for others takes seconds.
+        "--without-mingle",
+        "--without-gossip",
+        "--without-heartbeat",
     )
     env = {**os.environ, "DECK": str(state)}
     send = (
         "import tasks, json\n"
         "sent = [tasks.start.delay(f'w{n}') for n in range(12)]\n"
-        "print(json.dumps([one.get(timeout=90, interval=0.1) for one in sent]))\n"
+        "print(json.dumps([one.get(timeout=90, interval=0.02) for one in sent]))\n"
     )
     os.environ["OPEN"] = "1"
     try:
-        with served(place, sys.executable, *command):
+        with served(place, sys.executable, *command, politely=False):  # its own way to leave takes six seconds
             done = subprocess.run(
                 [sys.executable, "-W", "ignore", "-c", send],
                 cwd=place,
