@@ -11,6 +11,7 @@ import pytest
 
 from everdeck import AsyncDeck
 from everdeck.errors import EverdeckError
+from support.cli_daemon import until
 from support.deck_owner import owner
 from support.hostile_accounts import Account
 
@@ -107,3 +108,42 @@ def test_a_stranger_with_our_variables_is_no_worker(place: Path, mallory: Accoun
 
         asyncio.run(scenario())
         assert Path(f"/proc/{pid}").exists()
+
+
+def test_a_claim_of_the_owners_own_account_needs_the_cookie(tmp_path: Path) -> None:
+    """A sandboxed worker is of that account too: with another's name it would be started again without the sandbox."""
+    state = tmp_path / "state"
+    with owner(state) as manager:
+        manager.ask("start", "alice", SLEEPER)
+        manager.ask("stop", "alice")
+        manager.kill()
+    _lose_the_registry(state)
+    home = str(state / "workers/alice")
+    with _running_as(None, EVERDECK_COOKIE="f" * 32, EVERDECK_WORKER="alice", EVERDECK_DIR=home) as pid:
+
+        async def scenario() -> None:
+            async with AsyncDeck(state) as deck:
+                assert [status.pid for status in await deck.list()] == [None]
+                assert (await deck.spec("alice")).command == tuple(SLEEPER)
+
+        asyncio.run(scenario())
+        assert Path(f"/proc/{pid}").exists()
+
+
+def test_a_sandboxed_worker_keeps_its_sandbox_though_it_hides_whose_it_is(tmp_path: Path) -> None:
+    """Without the registry it is known by its lock; what it may do is the owner's word, not its own environment's."""
+    state = tmp_path / "state"
+    forget = "exec env EVERDECK_COOKIE=ffffffffffffffffffffffffffffffff sleep 1000"
+    with owner(state) as manager:
+        pid = manager.ask("start", "alice", ["sh", "-c", forget], sandbox="basic")["pid"]
+        manager.kill()
+    until(lambda: Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep"), "it did not change its environment")
+    _lose_the_registry(state)
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            assert (await deck.status("alice")).pid == pid
+            assert (await deck.spec("alice")).sandbox.level == "basic"
+            await deck.stop("alice")
+
+    asyncio.run(scenario())

@@ -294,13 +294,17 @@ class Recovery:
     def _find_again(self, name: WorkerName, pid: int, *, by_claim: bool = False) -> bool:
         """Note down a worker that the registry lost, as what its process is; its account is the process's own.
 
-        A program that has overwritten its environment shows no cookie; an heir of the lock is of the noted start.
+        A program that has overwritten its environment shows no cookie, or another; an heir of the lock is of the noted
+        start, sandbox and all. A claim counts only with the cookie that was noted: else whoever is of the same account
+        and in a sandbox would name a worker that has none, and be started again in its place.
         """
         parts, cookie = self._parts, containment.cookie_of(pid)
         note = notes.read(parts.engine.home(name))
         if cookie is None and note is not None and not by_claim:
             cookie = note.cookie
         if cookie is None or ids.read_stat(pid).session != pid:
+            return False
+        if by_claim and (note is None or note.cookie != cookie):
             return False
         # The directory is the account's. An heir of the lock may have given up our rights by itself.
         account = containment.account_of(parts.engine.lock_path(name))
@@ -310,8 +314,7 @@ class Recovery:
         pidfd = ids.open_pidfd(pid)
         try:
             identity = ids.identity_of(pidfd, pid)
-            noted = note is not None and note.cookie == cookie
-            spec = note.spec if note is not None and noted else self._spec_of(name, pid)
+            spec = self._spec_of(name, pid) if note is None else note.spec
             if ids.is_readable(pidfd):
                 return False
         except SpecError as err:
