@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Self
 
 from everdeck.testing.telegram import TelegramServer
+from support.tg_lives import Forked
 
 SUPPORT = Path(__file__).parent
 LIBRARIES = ("aiogram", "ptb")
 
 
 class BotProcess:
-    """One bot in its own process, talking to the server; killed when the block ends."""
+    """One bot in its own process, talking to the server; killed when the block ends.
+
+    With ``forked`` it comes from a process that has imported the library already; measurements want a program of its
+    own.
+    """
 
     def __init__(
         self,
@@ -28,6 +33,7 @@ class BotProcess:
         durable: bool = True,
         env: dict[str, str] | None = None,
         python: str = sys.executable,
+        forked: bool = False,
     ) -> None:
         self.library = library
         self.server = server
@@ -42,8 +48,9 @@ class BotProcess:
             *options,
         ]
         self.env = env
+        self.forked = forked
         self._handled = Handled()
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Forked | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -54,11 +61,15 @@ class BotProcess:
 
     def start(self) -> None:
         """Start it (again)."""
+        if self.forked:
+            assert self.env is None, "what was imported has read its environment already"
+            self.process = Forked(self.command[1:], self.errors_path)
+            return
         with self.errors_path.open("ab") as errors:
             self.process = subprocess.Popen(self.command, stderr=errors, env=self.env)
 
     @property
-    def running(self) -> subprocess.Popen[bytes]:
+    def running(self) -> subprocess.Popen[bytes] | Forked:
         """The process, which must have been started."""
         assert self.process is not None
         return self.process
@@ -75,7 +86,7 @@ class BotProcess:
             return self.running.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill()
-            return self.running.returncode
+            return self.running.wait()
 
     def signal(self, number: int) -> None:
         """Send a signal, if it still runs (Popen checks that it was not reaped)."""
