@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from everdeck.cli import doctor, feed
-from everdeck.cli.examination import Stray
 from everdeck.deck import health
+from everdeck.deck.strays import Stray
 from everdeck.messages import FeedStatus, Letter
 from everdeck.satellites import bridge
 

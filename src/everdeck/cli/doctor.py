@@ -9,7 +9,8 @@ from everdeck import wording
 from everdeck.cli import DONE, FAILED, output
 
 if TYPE_CHECKING:
-    from everdeck.cli.examination import LockHeld, Report, Stray
+    from everdeck.cli.examination import LockHeld, Report
+    from everdeck.deck.strays import Stray
 
 SCREENFUL = 20
 

@@ -1,37 +1,32 @@
 """What ``doctor`` finds out: the machine's features, the deck's layers, and processes that should not be.
 
-It only looks. Three kinds of processes are looked for: orphans (they carry the cookie of a deck and no record there
-wants them, or the record says that the worker is at rest), duplicates (two trees that carry the same worker's name),
-and likenesses: processes that are nobody's and that were started with the same command line in the same directory
-several times, or that hold the same token in their environment. The last kind is how thirteen orphaned bots look from
-outside; it is a suspicion and never more.
+It puts together what is probed elsewhere, each probe beside what it probes, and says what follows from it. Three kinds
+of processes are told: orphans and duplicates (:mod:`everdeck.deck.strays`) and likenesses
+(:mod:`everdeck.kernel.likeness`).
 """
 
 import contextlib
-import hashlib
 import os
 import resource
-from collections import defaultdict
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from everdeck.child import COOKIE_ENV, DIR_ENV, WORKER_ENV
 from everdeck.cli import output
+from everdeck.deck.guardian_link import guardian_of
 from everdeck.deck.peek import peek
-from everdeck.errors import EverdeckError, KernelError, RegistryError
-from everdeck.kernel import containment, controllers, exits, flock, notify, quotas, sandbox
+from everdeck.deck.strays import Stray, records_of, unwanted
+from everdeck.errors import EverdeckError, KernelError
+from everdeck.kernel import containment, controllers, exits, flock, likeness, notify, quotas, sandbox
 from everdeck.kernel import identity as ids
+from everdeck.logs import files as logfiles
 from everdeck.logs import room
-from everdeck.model import LogRoom, State, UnknownExit, WorkerName
-from everdeck.registry.store import WorkerRecord, read_only
+from everdeck.model import LogRoom, WorkerName
+from everdeck.registry.store import read_only
 from everdeck.statedir import StateDir, WorkerDir
-
-_SECRET_WORDS: Final = (b"TOKEN", b"SECRET", b"API_KEY", b"APIKEY", b"PASSWORD")
-_AT_REST: Final = {State.STOPPED, State.EXITED, State.FAILED}
-_INTERPRETERS: Final = ("python", "node", "ruby", "perl", "php", "java", "deno", "bun")
 
 
 class Feature(msgspec.Struct, frozen=True):
@@ -61,18 +56,6 @@ class LayerVerdict(msgspec.Struct, frozen=True):
     why: str
 
 
-class Stray(msgspec.Struct, frozen=True):
-    """A process that should perhaps not be."""
-
-    pid: int
-    kind: str
-    command: str
-    why: str
-    worker: str | None = None
-    cookie: str | None = None
-    deck: str | None = None
-
-
 class LockHeld(msgspec.Struct, frozen=True):
     """Who holds a lock of this deck."""
 
@@ -100,7 +83,7 @@ class Report(msgspec.Struct, frozen=True):
 def examine(state: Path) -> Report:
     """Look at the machine and at one deck."""
     problems: list[str] = []
-    records = _records(state, problems)
+    records = records_of(state, problems)
     try:
         snapshot = peek(state)
         supervised, owner, workers = snapshot.supervised, snapshot.owner_pid, snapshot.workers
@@ -108,9 +91,12 @@ def examine(state: Path) -> Report:
         problems.append(str(error))
         supervised, owner, workers = False, None, []
     features = list(_features(state, owner))
-    strength = _strength(owner)
+    strength = containment.strength(owner)
     limits = [*_limits(len(workers), owner), *_log_room(state)]
-    suspects = [*_unwanted(state, records), *_likenesses()]
+    suspects = [
+        *unwanted(state, records),
+        *(Stray(one.pid, "likeness", one.command, one.why) for one in likeness.likenesses()),
+    ]
     locks = list(_locks(state))
     layers = list(_layers(state, features, strength, supervised=supervised, owner=owner, bound=_bound(workers)))
     if records and not supervised:
@@ -132,21 +118,6 @@ def examine(state: Path) -> Report:
         suspects=suspects,
         problems=problems,
     )
-
-
-def _records(state: Path, problems: list[str]) -> list[WorkerRecord]:
-    path = StateDir(state).registry
-    if not path.exists():
-        return []
-    try:
-        registry = read_only(path)
-    except RegistryError as error:
-        problems.append(str(error))
-        return []
-    try:
-        return list(registry.records())
-    finally:
-        registry.close()
 
 
 def _bound(workers: list[Any]) -> int:
@@ -176,7 +147,7 @@ def _features(state: Path, owner: int | None) -> Iterator[Feature]:
     )
     yield Feature(
         "exit codes by pidfd (6.15)",
-        _has_exit_info(),
+        exits.try_pidfd(),
         "the exit code of an adopted worker is known",
         "an adopted worker's end is 'unknown': neither success nor failure",
     )
@@ -235,45 +206,10 @@ def _features(state: Path, owner: int | None) -> Iterator[Feature]:
     )
     yield Feature(
         "removing the head of a log in place (ext4, xfs)",
-        _can_collapse(state),
+        logfiles.can_collapse(_folder(state)),
         "logs are rotated without losing a byte and without the worker noticing",
         "the head is punched out: the same, but the file's length keeps growing",
     )
-
-
-def _has_exit_info() -> bool:
-    pid = os.posix_spawn("/proc/self/exe", ["python3", "-SEsc", ""], {})
-    pidfd = ids.open_pidfd(pid)
-    try:
-        os.waitpid(pid, 0)
-        return not isinstance(exits.told_by_pidfd(pidfd), UnknownExit)
-    finally:
-        os.close(pidfd)
-
-
-def _can_collapse(state: Path) -> bool:
-    """Try it on a file of our own beside the logs; FALLOC_FL_COLLAPSE_RANGE is 8 (linux/falloc.h)."""
-    import ctypes
-    import tempfile
-
-    folder = state if state.is_dir() else Path(tempfile.gettempdir())
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            block = os.fstatvfs(file.fileno()).f_bsize
-            file.write(b"\0" * (4 * block))
-            file.flush()
-            return bool(libc.fallocate(file.fileno(), 8, 0, block) == 0)
-    except OSError:
-        return False
-
-
-def _strength(owner: int | None) -> str:
-    """Of the owner's workers; where nobody owns the deck, of those that an owner would have that is started here."""
-    if containment.cgroup_home(owner) is not None:
-        return "cgroup"
-    return "cookie" if containment.environments_are_readable() else "group"
 
 
 def _limits(workers: int, owner: int | None) -> Iterator[Limit]:
@@ -326,6 +262,11 @@ def _log_room(state: Path) -> Iterator[Limit]:
     yield Limit("logs of all workers", used, told, budget is None or used <= 2 * budget)
 
 
+def _folder(state: Path) -> Path:
+    """Where to try what the deck will need; before there is one, where files may be made anyway."""
+    return state if state.is_dir() else Path(tempfile.gettempdir())
+
+
 def _number_in(path: str) -> int | None:
     try:
         return int(Path(path).read_text(encoding="ascii"))
@@ -339,7 +280,7 @@ def _number_in(path: str) -> int | None:
 def _layers(
     state: Path, features: list[Feature], strength: str, *, supervised: bool, owner: int | None, bound: int
 ) -> Iterator[LayerVerdict]:
-    guardian = _guardian_of(owner)
+    guardian = guardian_of(owner)
     if not supervised or not bound:
         why = "no bound worker runs now; a pipe needs nothing but the kernel"
         yield LayerVerdict("L1 lifeline", holds=True, strength="not in use", why=why)
@@ -349,8 +290,9 @@ def _layers(
     else:
         why = f"guardian is pid {guardian}, {bound} bound workers"
         yield LayerVerdict("L1 lifeline", holds=True, strength="lifeline and guardian", why=why)
-    holds, why = _locks_work(state)
-    yield LayerVerdict("L2 lock", holds=holds, strength="flock, inherited by the whole tree", why=why)
+    why_not = flock.why_not(_folder(state))
+    why = why_not or f"tried in {_folder(state)}"
+    yield LayerVerdict("L2 lock", holds=why_not is None, strength="flock, inherited by the whole tree", why=why)
     how = {
         "cgroup": "SIGTERM, SIGKILL, and cgroup.kill for what escaped",
         "cookie": "SIGTERM, SIGKILL, and the cookie scan for what escaped",
@@ -367,38 +309,6 @@ def _layers(
     )
 
 
-def _guardian_of(owner: int | None) -> int | None:
-    for pid in flock.all_pids():
-        if "everdeck.guardian" in ids.command_line(pid) and owner is not None:
-            try:
-                if ids.read_stat(pid).ppid == owner:
-                    return pid
-            except KernelError:
-                continue
-    return None
-
-
-def _locks_work(state: Path) -> tuple[bool, str]:
-    """Take a lock twice where the deck's locks are: the second time must be refused (some network shares do not)."""
-    import tempfile
-
-    folder = state if state.is_dir() else Path(tempfile.gettempdir())
-    path = folder / f".doctor-lock-{os.getpid()}"
-    try:
-        first = flock.take(path)
-        try:
-            refused = flock.is_held(path)
-        finally:
-            if first is not None:
-                os.close(first)
-            path.unlink()
-    except (OSError, EverdeckError) as error:
-        return False, f"locks cannot be tried in {folder}: {error}"
-    return (
-        (True, f"tried in {folder}") if refused else (False, f"{folder} grants one lock twice; is it a network share?")
-    )
-
-
 def _locks(state: Path) -> Iterator[LockHeld]:
     """The deck's lock with its holder, and each worker's lock that is held."""
     found = [StateDir(state).lock]
@@ -406,10 +316,7 @@ def _locks(state: Path) -> Iterator[LockHeld]:
     if workers.is_dir():
         found += sorted(WorkerDir(Path(entry.path)).lock for entry in os.scandir(workers))
     held = [path for path in found if path.exists() and flock.is_held(path)]
-    by_inode = _open_files({(facts.st_dev, facts.st_ino) for path in held for facts in (path.stat(),)})
-    for path in held:
-        facts = path.stat()
-        pids = by_inode.get((facts.st_dev, facts.st_ino), [])
+    for path, pids in flock.openers(held).items():
         yield LockHeld(str(path.relative_to(state)), pids, [ids.command_line(pid)[:120] for pid in pids])
 
 
@@ -419,7 +326,7 @@ def _unaccounted(state: Path, locks: list[LockHeld]) -> Iterator[str]:
     Records are read after the locks were seen, because a start is recorded before it takes its lock; and a lock is
     looked at again after that, because a stop lets go of it before it is recorded.
     """
-    records = {record.name: record for record in _records(state, [])}
+    records = {record.name: record for record in records_of(state, [])}
     for held in locks:
         path = state / held.lock
         record = records.get(WorkerName(path.parent.name))
@@ -429,162 +336,3 @@ def _unaccounted(state: Path, locks: list[LockHeld]) -> Iterator[str]:
         holders = ", ".join(f"pid {pid} ({command})" for pid, command in told) or "a process that cannot be seen here"
         says = "no record knows this worker" if record is None else f"its record says {record.phase}"
         yield f"{held.lock} is held by {holders}, but {says}: it cannot be started until they end"
-
-
-def _open_files(wanted: set[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
-    """Who has these files open, in one pass over /proc."""
-    found: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for pid in flock.all_pids() if wanted else ():
-        try:
-            descriptors = list(os.scandir(f"/proc/{pid}/fd"))
-        except OSError:
-            continue
-        for descriptor in descriptors:
-            try:
-                facts = Path(descriptor.path).stat()
-            except OSError:
-                continue
-            key = (facts.st_dev, facts.st_ino)
-            if key in wanted and pid not in found[key] and pid != os.getpid():
-                found[key].append(pid)
-    return found
-
-
-# --- who should not be ------------------------------------------------------------------------------------------
-
-
-def _unwanted(state: Path, records: list[WorkerRecord]) -> Iterator[Stray]:
-    """Processes with a cookie that no record of their deck knows, or with that of a worker at rest, in any deck."""
-    here = Path.cwd() / state
-    decks: dict[Path, list[WorkerRecord] | None] = {here: records}
-    for cookie, pids in containment.cookie_scan().items():
-        for pid in pids:
-            environment = _environment(pid)
-            folder = Path(environment.get(DIR_ENV.encode(), b"").decode("utf-8", "replace"))
-            worker = environment.get(WORKER_ENV.encode(), b"").decode("utf-8", "replace")
-            deck = folder.parent.parent
-            if not worker or not folder.is_absolute():
-                continue  # a cookie without its deck says nothing
-            if deck not in decks:
-                decks[deck] = _records_elsewhere(deck)
-            known = decks[deck]
-            # Another user's deck, or one that cannot be read now, is that user's to look at.
-            if known is None:
-                continue
-            record = next((record for record in known if record.cookie == cookie), None)
-            if record is not None and (record.identity is not None or record.phase not in _AT_REST):
-                continue
-            if record is not None:
-                yield Stray(
-                    pid,
-                    "orphan",
-                    ids.command_line(pid)[:200],
-                    f"lives with the cookie of worker {record.name!r}, whose record says {record.phase}",
-                    record.name,
-                    cookie,
-                    str(deck),
-                )
-                continue
-            doubled = any(other.name == worker and other.identity is not None for other in known)
-            yield Stray(
-                pid,
-                "duplicate" if doubled else "orphan",
-                ids.command_line(pid)[:200],
-                f"runs as worker {worker!r} of {'this deck' if deck == here else deck}, and no record there wants it",
-                worker,
-                cookie,
-                str(deck),
-            )
-
-
-def _records_elsewhere(deck: Path) -> list[WorkerRecord] | None:
-    """The records of another deck; none if it was deleted under its workers, None if they cannot be read."""
-    try:
-        if not StateDir(deck).registry.exists():
-            return []
-    except OSError:
-        return None
-    problems: list[str] = []
-    records = _records(deck, problems)
-    return None if problems else records
-
-
-def _likenesses() -> Iterator[Stray]:
-    """Processes that are nobody's and look like several copies of one program."""
-    same_command: dict[str, list[int]] = defaultdict(list)
-    same_secret: dict[tuple[str, bytes], list[int]] = defaultdict(list)
-    for pid, command, environment in _programs_of_nobody():
-        try:
-            place = Path(f"/proc/{pid}/cwd").readlink()
-        except OSError:
-            continue
-        same_command[f"{command}\0{place}"].append(pid)
-        for key, value in environment.items():
-            if value and any(word in key.upper() for word in _SECRET_WORDS):
-                same_secret[key.decode("utf-8", "replace"), hashlib.sha256(value).digest()].append(pid)
-    told: set[int] = set()
-    for alike, pids in same_command.items():
-        command, _, place_text = alike.partition("\0")
-        for pid, count in _suspicious(pids):
-            told.add(pid)
-            yield Stray(pid, "likeness", command[:200], f"one of {count} alike in {place_text}")
-    for (name, _), pids in same_secret.items():
-        for pid, count in _suspicious([pid for pid in pids if pid not in told]):
-            yield Stray(pid, "likeness", ids.command_line(pid)[:200], f"one of {count} with the same {name}")
-
-
-def _programs_of_nobody() -> Iterator[tuple[int, str, dict[bytes, bytes]]]:
-    """Scripts that some interpreter runs and that are no worker of any deck."""
-    for pid in flock.all_pids():
-        command = ids.command_line(pid)
-        program, _, rest = command.partition(" ")
-        if not rest or pid in {1, os.getpid()} or not program.rpartition("/")[2].startswith(_INTERPRETERS):
-            continue
-        environment = _environment(pid)
-        if COOKIE_ENV.encode() not in environment and "everdeck" not in command:
-            yield pid, command, environment
-
-
-def _suspicious(pids: list[int]) -> Iterator[tuple[int, int]]:
-    """Those of them that nobody else of them started, if there are several and one has lost its parent."""
-    apart = _unrelated(pids)
-    if len(apart) > 1 and any(_is_orphan(pid) for pid in apart):
-        yield from ((pid, len(apart)) for pid in apart)
-
-
-def _unrelated(pids: list[int]) -> list[int]:
-    """Without those that another of them started: a server and its own workers are one."""
-    chosen = set(pids)
-    return [pid for pid in pids if not chosen & set(_ancestors(pid))]
-
-
-def _ancestors(pid: int) -> Iterator[int]:
-    for _ in range(64):
-        try:
-            pid = ids.read_stat(pid).ppid
-        except KernelError:
-            return
-        if pid <= 1:
-            return
-        yield pid
-
-
-def _is_orphan(pid: int) -> bool:
-    """Whether its parent is gone: taken by pid 1, or by a reaper that is not in its session's line."""
-    try:
-        stat = ids.read_stat(pid)
-        if stat.ppid == 1:
-            return True
-        parent = ids.read_stat(stat.ppid)
-    except KernelError:
-        return False
-    # A subreaper (systemd --user, a container's init) leads a session of its own and never shares the child's.
-    return parent.session != stat.session and parent.ppid in {0, 1} and stat.pid != stat.session
-
-
-def _environment(pid: int) -> dict[bytes, bytes]:
-    try:
-        raw = ids.read_proc(pid, "environ")
-    except KernelError:
-        return {}
-    return {key: value for key, equals, value in (entry.partition(b"=") for entry in raw.split(b"\0")) if equals}

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from everdeck.deck.watch import DeathWatch
 from everdeck.errors import KernelError
-from everdeck.kernel import exits
+from everdeck.kernel import exits, flock
 from everdeck.kernel import identity as ids
 from everdeck.kernel.bound import Bind, Unbind, Word, encode
 from everdeck.kernel.containment import Tree
@@ -251,6 +251,15 @@ class GuardianLink:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def guardian_of(owner: int | None) -> int | None:
+    """The pid of an owner's guardian, found through /proc; None if it has none that can be seen."""
+    for pid in flock.all_pids() if owner is not None else ():
+        with contextlib.suppress(KernelError):
+            if "everdeck.guardian" in ids.command_line(pid) and ids.read_stat(pid).ppid == owner:
+                return pid
+    return None
 
 
 def reports(state_dir: Path) -> list[dict[str, Any]]:

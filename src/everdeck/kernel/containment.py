@@ -28,7 +28,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from everdeck.child import COOKIE_ENV
 from everdeck.errors import KernelError, NotPermitted, ProcessGone
@@ -138,6 +138,13 @@ def cookie_of(pid: int) -> Cookie | None:
         return None
     value = environ[start + len(_COOKIE_KEY) :]
     return Cookie(value.partition(b"\0")[0].decode("ascii", "replace"))
+
+
+def strength(owner: int | None) -> Literal["cgroup", "cookie", "group"]:
+    """How the owner's workers are contained; where nobody owns the deck, those of an owner that is started here."""
+    if cgroup_home(owner) is not None:
+        return "cgroup"
+    return "cookie" if environments_are_readable() else "group"
 
 
 def environment_of(pid: int) -> dict[str, str]:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Final
@@ -100,6 +101,39 @@ def is_heir(path: Path, pid: int) -> bool:
         return False
     taker = _taker(pid, name, wanted)
     return taker is not None and taker != pid and _taker(taker, name, wanted) is None
+
+
+def why_not(folder: Path) -> str | None:
+    """Why locks do not hold here, or None: one is taken twice, and the second time must be refused."""
+    path = folder / f".tried-lock-{os.getpid()}"
+    try:
+        first = take(path)
+        try:
+            refused = is_held(path)
+        finally:
+            if first is not None:
+                os.close(first)
+            path.unlink()
+    except (OSError, KernelError, StateDirRefused) as error:
+        return f"locks cannot be tried in {folder}: {error}"
+    return None if refused else f"{folder} grants one lock twice; is it a network share?"
+
+
+def openers(paths: Iterable[Path]) -> dict[Path, list[int]]:
+    """Who has each of these files open, but for us, in one pass over /proc."""
+    wanted = {(facts.st_dev, facts.st_ino): path for path in paths for facts in (path.stat(),)}
+    found: dict[Path, list[int]] = {path: [] for path in wanted.values()}
+    for pid in all_pids() if wanted else ():
+        if pid == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            for descriptor in os.scandir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    facts = descriptor.stat()
+                    path = wanted.get((facts.st_dev, facts.st_ino))
+                    if path is not None and pid not in found[path]:
+                        found[path].append(pid)
+    return found
 
 
 def all_pids() -> list[int]:

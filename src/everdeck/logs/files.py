@@ -659,6 +659,21 @@ def _copy_bytes(source: int, offset: int, to: int, to_offset: int, length: int) 
         done += copied
 
 
+def can_collapse(folder: Path) -> bool:
+    """Can the head of a file be removed in place here? Tried on a file of our own without a name."""
+    import tempfile  # noqa: PLC0415 - only doctor tries, and who writes logs need not load it
+
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            block = os.fstatvfs(file.fileno()).f_bsize
+            file.write(b"\0" * (4 * block))
+            file.flush()
+            _fallocate(file.fileno(), _COLLAPSE_RANGE, 0, block)
+    except OSError:
+        return False
+    return True
+
+
 def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
     while _libc.fallocate(fd, mode, offset, length) != 0:
         number = ctypes.get_errno()
