@@ -40,16 +40,23 @@ def painted(text: str, code: str, *, colour: bool) -> str:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], colours: Sequence[dict[int, str]] = ()) -> str:
     """Columns as wide as their widest cell; the last one is not padded. ``colours[row][column]`` paints a cell."""
-    cells = [list(header), *([plain(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    # One question per row, not per cell: a deck may have thousands.
+    cells = [header, *(row if "".join(row).isprintable() else [plain(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    padded = [*(f"{{:<{width}}}" for width in widths[:-1]), "{}"]
+    whole = "  ".join(padded).format
     lines = []
     for number, row in enumerate(cells):
         paint = colours[number - 1] if number and number <= len(colours) else {}
-        parts = []
-        for column, cell in enumerate(row):
-            padded = cell if column == len(row) - 1 else cell.ljust(widths[column])
-            parts.append(painted(padded, paint[column], colour=True) if column in paint else padded)
-        lines.append("  ".join(parts).rstrip())
+        if paint:
+            texts = [pad.format(cell) for pad, cell in zip(padded, row, strict=True)]
+            texts = [
+                painted(text, paint[column], colour=True) if column in paint else text
+                for column, text in enumerate(texts)
+            ]
+            lines.append("  ".join(texts).rstrip())
+        else:
+            lines.append(whole(*row).rstrip())
     return "\n".join(lines)
 
 

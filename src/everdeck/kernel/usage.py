@@ -5,8 +5,7 @@ See proc_pid_stat(5) fields 14, 15 (utime, stime) and 24 (rss).
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from everdeck.errors import KernelError
 from everdeck.kernel import identity as ids
@@ -15,8 +14,7 @@ from everdeck.model import ProcessInfo
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """The sum over some processes."""
 
     cpu_seconds: float
