@@ -209,10 +209,10 @@ class Guarded:
         self.grant.require(Role.READ, "list")
         return self._visible(await self._deck.glance())  # type: ignore[attr-defined]  # the deck of one machine has it
 
-    async def usage(self) -> dict[str, tuple[float, int]]:
+    async def usage(self) -> Mapping[str, tuple[float, int]]:
         """What everybody uses, by name; who does not exist for this caller is not in any of its lists."""
         self.grant.require(Role.READ, "list")
-        used: dict[str, tuple[float, int]] = await self._deck.usage()  # type: ignore[attr-defined]  # as above
+        used: Mapping[str, tuple[float, int]] = await self._deck.usage()  # type: ignore[attr-defined]  # as above
         return used
 
     async def events(self, after: int = 0, limit: int | None = None, worker: str | None = None) -> builtins.list[Event]:

@@ -105,6 +105,12 @@ def test_a_glance_at_everybody_measures_nobody(state: Path) -> None:
             told = {status.name: status for status in await deck.glance()}
             assert told["w3"].state is State.STOPPED
             assert told["w3"].pid is None
+            assert "w3" not in await deck.usage()
+            await deck.remove("w3")
+            assert "w3" not in {status.name for status in await deck.glance()}
+            fresh = await deck.start("w3", FOREVER)
+            assert fresh.pid in {status.pid for status in await deck.glance()}
+            assert "w3" in await deck.usage()
             await deck.stop_all()
 
     asyncio.run(scenario())

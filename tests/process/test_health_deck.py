@@ -69,10 +69,12 @@ def test_a_worker_is_starting_until_it_says_ready(tmp_path: Path) -> None:
         async with AsyncDeck(tmp_path / "state") as deck:
             began = await deck.start("alice", [sys.executable, "-c", SPEAKER], env=ENV, health=Health(notify=True))
             assert (began.state, began.health) == ("starting", "starting")
+            (glanced,) = await deck.glance()
+            assert glanced.pid == began.pid
             await event_of(deck, EventKind.READY, "alice")
             await status_text(deck, "alice", "up")
-            now = await deck.status("alice")
-            assert (now.state, now.health) == ("running", "healthy")
+            for now in (await deck.status("alice"), *await deck.glance()):
+                assert (now.state, now.health, now.status_text) == ("running", "healthy", "up")
             await deck.stop("alice")
 
     asyncio.run(scenario())

@@ -262,7 +262,7 @@ class AsyncDeck:
         deck = await self._deck()
         return await (deck.glance() if isinstance(deck, Owner) else deck.list())
 
-    async def usage(self) -> dict[str, tuple[float, int]]:
+    async def usage(self) -> Mapping[str, tuple[float, int]]:
         """Percent of a core and bytes of everybody who runs, as they were a moment ago."""
         deck = await self._deck()
         if isinstance(deck, Owner):

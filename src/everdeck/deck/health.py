@@ -255,6 +255,10 @@ class HealthKeeper:
         watched = self._watched.get(name)
         return None if watched is None else str(watched.state.phase)
 
+    def signs(self) -> tuple[object, ...]:
+        """All that :meth:`summary` and :meth:`reason` would tell, to compare with later."""
+        return tuple([(watched.state.phase, watched.reason) for watched in self._watched.values()])
+
     def reason(self, name: str) -> str | None:
         """Why it is not well, or the last answer of a check that has not passed yet."""
         watched = self._watched.get(name)

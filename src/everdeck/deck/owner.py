@@ -132,6 +132,10 @@ class Owner(MessageVerbs):
         self._closing: asyncio.Task[None] | None = None
         self._verbs: set[asyncio.Task[Any]] = set()
         self._measured = asyncio.Event()  # set while nobody is being measured
+        self._measurements = 0
+        # What was told last, and the facts it was made from: thousands are asked about more often than they change.
+        self._used: tuple[tuple[int, int], dict[str, tuple[float, int]]] | None = None
+        self._glanced: tuple[tuple[object, ...], builtins.list[WorkerStatus]] | None = None
         self._measured.set()
         self._bound = os.lstat(home.socket_path)
         welcome = Welcome(VERSION, self.owner_pid, deck_id, __version__)
@@ -690,12 +694,17 @@ class Owner(MessageVerbs):
         return [self._status(workers[name], recent_seconds=RECENT_SECONDS) for name in sorted(workers)]
 
     async def glance(self) -> builtins.list[WorkerStatus]:
-        """Every worker, by name, without uptime, cpu and memory: a walk over memory, whatever their number."""
+        """Every worker, by name, without uptime, cpu and memory: next to nothing while nothing changed."""
         parts = self._parts()
         workers, health, clock = parts.workers, parts.health, parts.clock
-        return [glance_of(workers[name], clock, health.summary(name), health.reason(name)) for name in sorted(workers)]
+        facts = (Worker.changes, len(workers), health.signs())
+        if self._glanced is None or self._glanced[0] != facts:
+            names = sorted(workers)
+            told = [glance_of(workers[name], clock, health.summary(name), health.reason(name)) for name in names]
+            self._glanced = (facts, told)
+        return self._glanced[1].copy()
 
-    async def usage(self) -> dict[str, tuple[float, int]]:
+    async def usage(self) -> Mapping[str, tuple[float, int]]:
         """Percent of a core and bytes of everybody who runs, as they were a moment ago: to find the largest.
 
         What is older than a second is measured anew behind the answer; who was never measured is waited for.
@@ -704,15 +713,19 @@ class Owner(MessageVerbs):
         measured = self._measure_all()
         if measured is not None and any(one.used is None for one in parts.workers.values() if one.pidfd is not None):
             await measured.wait()
-        return {one.name: one.used[1:] for one in parts.workers.values() if one.used is not None}
+        facts = (Worker.changes, self._measurements)
+        if self._used is None or self._used[0] != facts:
+            used = {name: one.used[1:] for name, one in parts.workers.items() if one.used is not None}
+            self._used = (facts, used)
+        return self._used[1]
 
     def _measure_all(self) -> asyncio.Event | None:
         """Measure whoever was not measured of late, beside everything else; None if there is nobody."""
         if self._measured.is_set():
             parts = self._parts()
             now = parts.clock.boottime()
-            running = [one for one in parts.workers.values() if one.pidfd is not None]
-            stale = [one for one in running if not was_measured(one, now, RECENT_SECONDS)]
+            workers = parts.workers.values()
+            stale = [one for one in workers if one.pidfd is not None and not was_measured(one, now, RECENT_SECONDS)]
             if not stale:
                 return None
             self._measured.clear()
@@ -728,6 +741,7 @@ class Owner(MessageVerbs):
                 if number % _SLICE == 0:
                     await asyncio.sleep(0)  # noqa: TID251 - no wait: others get their turn
         finally:
+            self._measurements += 1
             self._measured.set()
 
     async def spec(self, name: str | int) -> WorkerSpec:

@@ -5,7 +5,7 @@ Kept small: an owner may hold ten thousand of these for years.
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from everdeck.kernel import exits
 from everdeck.kernel.containment import Tree
@@ -21,8 +21,14 @@ if TYPE_CHECKING:
     from everdeck.model import WorkerStatus
 
 
+_TOLD: Final = frozenset({"record", "pidfd", "awaits_ready", "status_text", "trouble"})
+
+
 class Worker:
     """The record as it was last committed, and what the kernel gave us."""
+
+    changes: ClassVar[int] = 0
+    """How often something changed that a list tells of any worker: a list is made anew only if this moved."""
 
     __slots__ = (
         "awaits_ready",
@@ -61,6 +67,11 @@ class Worker:
         self.used: tuple[float, float, int] | None = None  # when it was measured, percent of a core, bytes
         # What was told of it last without measuring, and the facts that it was made from.
         self.glance: tuple[tuple[object, ...], WorkerStatus] | None = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name in _TOLD:
+            Worker.changes += 1
 
     @property
     def name(self) -> str:

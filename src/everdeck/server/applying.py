@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -24,26 +24,27 @@ from everdeck.server.problems import problem_of
 MOST_AT_ONCE: Final = 16
 
 
-class Memory(msgspec.Struct, frozen=True):
-    """What the last configuration brought."""
+class _File(msgspec.Struct, frozen=True):
+    """Which file the last configuration was: all that most questions are about, and read without the rest."""
 
     file: str | None = None
+
+
+class Memory(_File, frozen=True):
+    """What the last configuration brought."""
+
     workers: tuple[str, ...] = ()
     templates: dict[str, dict[str, Any]] = {}
 
 
 async def remembered(deck: AsyncDeck) -> Memory:
     """What the last apply left; nothing if there was none."""
-    try:
-        kept = await deck.applied()
-        return Memory() if kept is None else msgspec.json.decode(kept, type=Memory)
-    except (OSError, msgspec.DecodeError) as error:
-        raise RegistryUnavailable(f"what the last apply left cannot be read: {error}") from error
+    return await _remembered(deck, Memory)
 
 
 async def directory(deck: AsyncDeck) -> str:
     """Where the applied file stands or, without one, where the daemon was started."""
-    file = (await remembered(deck)).file
+    file = (await _remembered(deck, _File)).file
     return str(Path(file).parent if file else Path.cwd())
 
 
@@ -156,6 +157,17 @@ async def _changed(deck: AsyncDeck, change: Change, wanted: Mapping[str, WorkerS
                 return BulkResult(change.name, ok=True, status=await deck.start(change.name))
     except EverdeckError as error:
         return BulkResult(change.name, ok=False, problem=problem_of(error))
+
+
+_Kept = TypeVar("_Kept", bound=_File)
+
+
+async def _remembered(deck: AsyncDeck, kind: type[_Kept]) -> _Kept:
+    try:
+        kept = await deck.applied()
+        return kind() if kept is None else msgspec.json.decode(kept, type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise RegistryUnavailable(f"what the last apply left cannot be read: {error}") from error
 
 
 async def _remember(deck: AsyncDeck, memory: Memory) -> None:

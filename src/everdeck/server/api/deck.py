@@ -45,7 +45,7 @@ async def show_deck(request: Asked) -> DeckView:
         version=__version__,
         state_dir=str(deck.state_dir),
         started_at=services.started_at,
-        counts=dict(Counter(status.state for status in await deck.glance())),
+        counts=dict(Counter([status.state for status in await deck.glance()])),
         last_event_id=await deck.last_event_id(),
         now=datetime.now(UTC),
         page=services.page,

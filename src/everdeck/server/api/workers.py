@@ -87,13 +87,15 @@ async def list_workers(
         everyone = await statuses_of(services, names)
     else:
         everyone = await (services.deck.list() if measured else services.deck.glance())
-    chosen = [status for status in everyone if _is_chosen(status, q, label)]
-    counts = Counter(status.state for status in chosen)
+    chosen = everyone
+    if q is not None or label is not None:
+        chosen = [status for status in everyone if _is_chosen(status, q, label)]
+    counts = Counter([status.state for status in chosen])
     if wanted is not None:
         chosen = [status for status in chosen if status.state is wanted]
     total = len(chosen)
     if sort is not SortKey.NAME or names is not None:  # a list of everybody is by name already
-        chosen.sort(key=lambda status: _sort_key(status, sort, used), reverse=order is Direction.DESC)
+        _sort(chosen, sort, order, used)
     elif order is Direction.DESC:
         chosen.reverse()
     if cursor is not None:
@@ -233,7 +235,7 @@ def _is_chosen(status: WorkerStatus, q: str | None, label: str | None) -> bool:
 
 
 def _sort_key(
-    status: WorkerStatus, sort: SortKey, used: dict[str, tuple[float, int]] | None = None
+    status: WorkerStatus, sort: SortKey, used: Mapping[str, tuple[float, int]] | None = None
 ) -> tuple[float | str, str]:
     match sort:
         case SortKey.NAME:
@@ -249,6 +251,21 @@ def _sort_key(
             return float((status.rss_bytes if used is None else used.get(status.name, (0.0, 0))[1]) or 0), status.name
         case SortKey.RESTARTS:
             return float(status.restarts), status.name
+
+
+def _sort(
+    chosen: list[WorkerStatus], sort: SortKey, order: Direction, used: Mapping[str, tuple[float, int]] | None
+) -> None:
+    """By :func:`_sort_key`; by what thousands use in a cheaper way, because a page asks often."""
+    backwards = order is Direction.DESC
+    if used is None:
+        chosen.sort(key=lambda status: _sort_key(status, sort), reverse=backwards)
+        return
+    # They are by name already, and a sort leaves equal ones in the order in which it found them.
+    if backwards:
+        chosen.reverse()
+    which, nobody = (0 if sort is SortKey.CPU else 1), (0.0, 0)
+    chosen.sort(key=lambda status: used.get(status.name, nobody)[which], reverse=backwards)
 
 
 def _cursor(key: tuple[float | str, str]) -> str:
