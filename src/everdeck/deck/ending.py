@@ -42,9 +42,13 @@ class Ending:
         *,
         wanted: Desired = "stopped",
         progress: Callable[[Worker], None] | None = None,
+        kill_patience_seconds: float = KILL_PATIENCE_SECONDS,
     ) -> None:
         """Stop workers whose turn the caller has: intent, signals, proof, record; then ``wanted`` is what is wanted."""
-        for failure in (await self.stop_each(workers, wanted=wanted, progress=progress)).values():
+        failures = await self.stop_each(
+            workers, wanted=wanted, progress=progress, kill_patience_seconds=kill_patience_seconds
+        )
+        for failure in failures.values():
             raise failure
 
     async def stop_each(
@@ -53,6 +57,7 @@ class Ending:
         *,
         wanted: Desired = "stopped",
         progress: Callable[[Worker], None] | None = None,
+        kill_patience_seconds: float = KILL_PATIENCE_SECONDS,
     ) -> dict[str, StopFailed]:
         """As :meth:`stop`; returns whom it could not stop, and why."""
         to_end = self._record_intent(workers, wanted)
@@ -78,7 +83,8 @@ class Ending:
             crash_point("stop.recorded")
 
         try:
-            await self.end_trees([self.subject(worker) for worker in to_end.values()], gone)
+            subjects = [self.subject(worker) for worker in to_end.values()]
+            await self.end_trees(subjects, gone, kill_patience_seconds=kill_patience_seconds)
         finally:
             self._listen_again(to_end.values())
         return failures

@@ -65,6 +65,7 @@ from everdeck.errors import (
 )
 from everdeck.kernel import containment, flock, unixsocket
 from everdeck.kernel import identity as ids
+from everdeck.kernel.escalation import KILL_PATIENCE_SECONDS
 from everdeck.kernel.notify import NotifySocket
 from everdeck.kernel.usage import describe
 from everdeck.logs import keeper as deck_logs
@@ -107,6 +108,8 @@ _Answer = TypeVar("_Answer")
 
 _SLICE: Final = 100  # workers that are measured before others get their turn
 _GROUP: Final = 64  # starts that share the commit of their intents
+# A container's runtime gives ten seconds as a rule: with the usual grace of five we must have said who is left by then.
+_CONTAINER_KILL_PATIENCE_SECONDS: Final = 3.0
 
 ALL_LAYERS: Final = frozenset({"L1", "L2", "L3", "L4"})
 """The four layers of a bound worker; tests switch some off to show that each holds alone."""
@@ -242,7 +245,8 @@ class Owner(MessageVerbs):
                     one for one in workers if one.has_process and (everybody or one.record.spec.lifetime == "bound")
                 ]
                 if bound:  # they stay wanted: the next owner starts them again, as after a crash
-                    await self._ending.stop(bound, wanted="running")
+                    patience = _CONTAINER_KILL_PATIENCE_SECONDS if everybody else KILL_PATIENCE_SECONDS
+                    await self._ending.stop(bound, wanted="running", kill_patience_seconds=patience)
         except (EverdeckError, OSError):
             _log.exception("closing: some bound workers could not be stopped; the next owner ends them")
         await asyncio.to_thread(idle_readers.dismiss, self._home.workers_dir)
