@@ -20,6 +20,7 @@ from everdeck.kernel import sandbox
 from support import hostile_accounts, jupyter_light
 from support.cli_daemon import Person, free_port, pidfd_of
 from support.jupyter_hub import PATIENCE_SECONDS, ROOT, Browser, Hub, proxy_program, running
+from support.repo_examples import examples_of
 from support.waiting import until
 
 NS_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
@@ -33,10 +34,16 @@ groups = grp.getgrnam("games").gr_gid in os.getgroups()
 (os.getcwd(), os.environ["HOME"], os.environ["USER"], groups) == (me.pw_dir, me.pw_dir, me.pw_name, True)
 """
 PERSON = f"evdk-{os.getpid()}-alice"
+HOW_TO = [
+    example.text
+    for example in examples_of(ROOT / "docs/how-to/jupyterhub.md")
+    if example.file == "jupyterhub_config.py"
+]
 LIGHT = f"c.Spawner.cmd = [{sys.executable!r}, {jupyter_light.__file__!r}]\n"
 HOOK = """
+import asyncio
 import pathlib
-from everdeck import crashpoints
+from everdeck import AsyncDeck, crashpoints
 def hook(spawner):
     armed = pathlib.Path("crash-at")
     if armed.exists():
@@ -48,6 +55,15 @@ def hook(spawner):
         spawner.deck, spawner.deck_token, spawner.run_as = {url!r}, {token!r}, "hub"
     if spawner.user.name == "small":
         spawner.mem_limit, spawner.cpu_limit = "300M", 0.5
+    if spawner.user.name == "sealed":
+        spawner.internal_ssl = True
+    if spawner.user.name == "tardy":
+        spawner.start_timeout, AsyncDeck.start = 1, late
+start = AsyncDeck.start
+async def late(*words, **more):
+    AsyncDeck.start = start
+    await asyncio.sleep(2)
+    return await start(*words, **more)
 c.Spawner.pre_spawn_hook = hook
 """
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -73,7 +89,8 @@ def hub_without_root(directory: Path, **options: Path) -> Iterator[tuple[Hub, st
             owner = stack.enter_context(hostile_accounts.made("hub"))
             os.chown(directory, owner.uid, owner.gid)
         # A kernel in a strict sandbox is a kernel all the same.
-        more = "" if sandbox.why_not_strict() else 'c.EverdeckSpawner.sandbox = "strict"\n'
+        strict = "" if sandbox.why_not_strict() else 'c.EverdeckSpawner.sandbox = "strict"\n'
+        more = HOW_TO[0] + strict
         yield stack.enter_context(running(Hub(directory, more, account=owner, **options))), "alice"
 
 
@@ -175,7 +192,8 @@ def light() -> Iterator[Hub]:
     with hostile_accounts.open_place() as directory:
         faraway = Person(directory / "faraway")
         address = f"127.0.0.1:{free_port()}"
-        config = f"{LIGHT}c.EverdeckSpawner.run_as = {run_as!r}\nc.Spawner.environment = {{'PASSWORD': 'hush-hush'}}\n"
+        config = "".join(HOW_TO[1:]).replace("/var/lib/everdeck", f"{directory}/.everdeck") + LIGHT
+        config += f"c.EverdeckSpawner.run_as = {run_as!r}\nc.Spawner.environment = {{'PASSWORD': 'hush-hush'}}\n"
         faraway.up("--listen", address)
         token = (faraway.state / "token").read_text().strip()
         hook = HOOK.format(url=f"http://{address}", token=token, person=PERSON)
@@ -248,11 +266,25 @@ def test_a_server_that_cannot_start_tells_why_at_once(light: Hub) -> None:
     refused = light.ask("POST", "users/unlucky/server")
     assert "no luck today" in refused["message"]
 
+    if os.geteuid() == 0:
+        light.ask("POST", "users/sealed")
+        refused = light.ask("POST", "users/sealed/server")
+        assert "certificates" in refused["message"]
+
     Person(light.state).types("start", worker_of("zoë"), "--", "sleep", "1000")
     light.ask("POST", "users/zoë")
     refused = light.ask("POST", "users/zoë/server")
     assert "not a server of this user" in refused["message"]
     assert Person(light.state).worker("zo+C3+AB")["state"] == "running"
+
+
+def test_a_start_that_takes_too_long_leaves_no_server_behind(light: Hub) -> None:
+    """The hub gives up before the deck has begun: the server is started all the same, and then stopped."""
+    light.ask("POST", "users/tardy")
+    light.ask("POST", "users/tardy/server")
+    until(lambda: light.ask("GET", "users/tardy")["pending"] is None, "the hub gave up")
+    assert light.ask("GET", "users/tardy")["server"] is None
+    assert Person(light.state).worker("tardy")["state"] == "stopped"
 
 
 @pytest.mark.timeout(200 + 100 * TRIALS)
@@ -305,6 +337,16 @@ def test_accounts_keep_their_kernels_and_a_stranger_with_the_pid_of_a_server_is_
         for stranger in strangers:
             stranger.kill()
             stranger.wait()
+
+
+def test_a_polite_restart_keeps_the_servers(light: Hub) -> None:
+    """The configuration of the how-to: a hub that is asked to leave leaves them running."""
+    assert len(HOW_TO) == 2
+    spawned(light, "alice")
+    light.stop_politely()
+    server = Person(light.state).worker("alice")
+    assert server["state"] == "running"
+    assert is_server_of(Path(f"/proc/{server['pid']}"), light, "alice")
 
 
 def taking(pid: int) -> "subprocess.Popen[bytes]":

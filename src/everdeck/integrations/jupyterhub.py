@@ -133,6 +133,7 @@ class EverdeckSpawner(LocalProcessSpawner):  # type: ignore[misc]
     _worker = Unicode()
     _before = Anything(None)
     _unsubscribe: Callable[[], None] | None = None
+    _starting: "asyncio.Future[WorkerStatus] | None" = None
 
     @default("deck")
     def _default_deck(self) -> str:
@@ -161,14 +162,9 @@ class EverdeckSpawner(LocalProcessSpawner):  # type: ignore[misc]
         crash_point("jupyterhub.begin")
         try:
             await self._refuse_others(deck)
-            spec = self._spec()
-            with asked_by(self._caller):
-                try:
-                    status = await deck.start(self._worker, spec, replace=True)
-                except WorkerFailed:  # who asks for a server is the person that a breaker waits for
-                    await deck.stop(self._worker)
-                    await deck.reset(self._worker)
-                    status = await deck.start(self._worker, spec, replace=True)
+            # The hub's start_timeout may cancel us in the middle: then stop waits until there is something to stop.
+            self._starting = asyncio.ensure_future(self._started(deck, self._spec()))
+            status = await asyncio.shield(self._starting)
             crash_point("jupyterhub.started")
             self.log.info("%s: worker %r runs as pid %s", self._log_name, self._worker, status.pid)
             address = await self._address(deck), status.port or self.port
@@ -182,6 +178,8 @@ class EverdeckSpawner(LocalProcessSpawner):  # type: ignore[misc]
         """None while it runs. A deck that does not answer is no proof of an end."""
         if not self._worker and self.server is None:
             return 0
+        if self._starting is not None and not self._starting.done():
+            return None  # the hub asks before it stops what it no longer waits for
         try:
             status = await (await self._news()).deck.status(self._worker or self._own_worker)
         except UnknownWorker:
@@ -195,6 +193,8 @@ class EverdeckSpawner(LocalProcessSpawner):  # type: ignore[misc]
         """End the server and everything that it started; return when all of it is proven gone."""
         deck = (await self._news()).deck
         name = self._worker or self._own_worker
+        if self._starting is not None:
+            await asyncio.wait({self._starting})
         with asked_by(self._caller), contextlib.suppress(UnknownWorker):
             if _is_a_server(await deck.status(name)):
                 await deck.stop(name)
@@ -252,6 +252,15 @@ class EverdeckSpawner(LocalProcessSpawner):  # type: ignore[misc]
             elif event.kind in _ENDS:
                 last = await deck.logs(event.worker, _LAST_WORDS)
                 yield {"message": "\n".join([f"The server ended ({event.kind.value}). Its last words:", *last])}
+
+    async def _started(self, deck: AsyncDeck, spec: WorkerSpec) -> WorkerStatus:
+        with asked_by(self._caller):
+            try:
+                return await deck.start(self._worker, spec, replace=True)
+            except WorkerFailed:  # who asks for a server is the person that a breaker waits for
+                await deck.stop(self._worker)
+                await deck.reset(self._worker)
+                return await deck.start(self._worker, spec, replace=True)
 
     async def _listening(self, news: "News", ip: str, port: int) -> None:
         """Return when somebody listens there; a server that ended instead is told at once, with its last words."""
@@ -311,6 +320,11 @@ class EverdeckSpawner(LocalProcessSpawner):  # type: ignore[misc]
         return super().move_certs(paths) if self.run_as == "account" else paths
 
     def _spec(self) -> WorkerSpec:
+        if self.internal_ssl and (self.run_as == "auto" or self._is_elsewhere):
+            raise EverdeckError(
+                "the certificates of c.JupyterHub.internal_ssl cannot be read there: let c.EverdeckSpawner.run_as be "
+                "'account' or 'hub', and the deck a directory of this machine"
+            )
         if self.popen_kwargs:
             self.log.warning("popen_kwargs is not used here: c.EverdeckSpawner.worker has the fields of a worker")
         env = {key: str(value) for key, value in self.get_env().items() if not self._stays_here(key)}

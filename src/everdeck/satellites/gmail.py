@@ -261,16 +261,17 @@ class Mailbox:
         try:
             if self._token is not None:
                 _authenticate(box.client, options.user, self._token.now())
+                self._token.taken()
             else:
                 box.client.login(options.user, self._password or "")
         except imaplib.IMAP4.abort:
             raise
         except imaplib.IMAP4.error as err:
-            what = "password"
+            what, refused = "password", True
             if self._token is not None:
-                what = "token"
-                self._token.forget()
-            raise MailboxError(f"the server refuses the {what} of {options.user}: {_said(err)}", refused=True) from None
+                what, refused = "token", not self._token.forget()
+            words = f"the server refuses the {what} of {options.user}: {_said(err)}"
+            raise MailboxError(words, refused=refused) from None
         # A server may offer more to those it knows (IDLE, X-GM-EXT-1), and imaplib asks only before the login.
         _, told = _checked(box.client.capability())
         box.client.capabilities = tuple(_text(told[-1:]).upper().split())

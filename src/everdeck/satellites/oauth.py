@@ -46,6 +46,7 @@ class AccessToken:
         self._command = tuple(command or ())
         self._token = ""
         self._until = 0.0
+        self._was_taken = False
         self._lock = threading.Lock()
 
     async def get(self) -> str:
@@ -61,9 +62,15 @@ class AccessToken:
                 self._refresh()
             return self._token
 
-    def forget(self) -> None:
-        """It was refused: the next one is a new one."""
+    def taken(self) -> None:
+        """A server has taken it."""
+        self._was_taken = True
+
+    def forget(self) -> bool:
+        """It was refused: the next one is a new one. Was it taken before, so that a new one may be now?"""
+        was_taken, self._was_taken = self._was_taken, False
         self._until = 0.0
+        return was_taken
 
     def _is_over(self) -> bool:
         return monotonic() >= self._until
