@@ -18,6 +18,7 @@ stays its own, so a seed repeats a plan, not a run.
 
 import argparse
 import contextlib
+import multiprocessing
 import os
 import random
 import shutil
@@ -97,6 +98,36 @@ def _small_disk(place: Path) -> bool:
     return subprocess.run(mount, check=False, capture_output=True).returncode == 0
 
 
+# A user that has everything loaded when it is born, so that the time goes into killing, not into imports.
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(["everdeck.deck.owner", "everdeck.deck.member", "everdeck.deck.facade"])
+
+
+class _Born:
+    """A forked user, to be handled like the ones that are executed."""
+
+    def __init__(self, state: Path, seed: int) -> None:
+        self._process = _forks.Process(target=_use, args=(state, seed), daemon=True)
+        self._process.start()
+        self.pid = self._process.pid or 0
+
+    @property
+    def returncode(self) -> int | None:
+        """How it ended."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """The same."""
+        return self._process.exitcode
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._process.join()
+
+
+_User = subprocess.Popen[bytes] | _Born
+
+
 class Crowd:
     """The users of the deck, one of whom owns it."""
 
@@ -106,7 +137,7 @@ class Crowd:
         self.report = report
         self._pid1 = pid1
         self._count = users
-        self.users: list[subprocess.Popen[bytes]] = []
+        self.users: list[_User] = []
 
     def fill(self) -> None:
         """As many as there should be. One that left by itself is a failure: nothing but us ends them."""
@@ -114,12 +145,15 @@ class Crowd:
             self.report.wrong.append(f"a user ended by itself with {user.returncode}")
             self.users.remove(user)
         while len(self.users) < self._count:
-            words = [sys.executable, __file__, "--owner", str(self.state), "--seed", str(self.choice.getrandbits(32))]
+            seed = self.choice.getrandbits(32)
             if self._pid1:
+                words = [sys.executable, __file__, "--owner", str(self.state), "--seed", str(seed)]
                 words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *words]
-            self.users.append(subprocess.Popen(words))
+                self.users.append(subprocess.Popen(words))
+            else:
+                self.users.append(_Born(self.state, seed))
 
-    def owner(self) -> subprocess.Popen[bytes] | None:
+    def owner(self) -> _User | None:
         """The one that owns the deck now; None in the moment in which nobody does."""
         if self._pid1:
             return self.users[0] if self.users else None
@@ -128,7 +162,7 @@ class Crowd:
             return next((user for user in self.users if user.pid == pid), None)
         return None
 
-    def pid(self, user: subprocess.Popen[bytes]) -> int:
+    def pid(self, user: _User) -> int:
         """The process to hit: behind ``unshare`` it is its child, which may not be there yet."""
         if not self._pid1:
             return user.pid
@@ -139,12 +173,12 @@ class Crowd:
             time.sleep(0.001)
         return user.pid
 
-    def _end(self, user: subprocess.Popen[bytes]) -> None:
+    def _end(self, user: _User) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid(user), signal.SIGKILL)
         user.wait()
 
-    def kill(self, user: subprocess.Popen[bytes], what: str) -> None:
+    def kill(self, user: _User, what: str) -> None:
         """End one user at once."""
         self._end(user)
         self.users.remove(user)
@@ -190,7 +224,7 @@ def _kill_at_random(crowd: Crowd, seconds: float, watcher: "Watcher", small: boo
         crowd.end()
 
 
-def _pause(crowd: Crowd, owner: subprocess.Popen[bytes]) -> None:
+def _pause(crowd: Crowd, owner: _User) -> None:
     """Stop the owner for a while; half of the time it dies without ever going on."""
     pid = crowd.pid(owner)
     os.kill(pid, signal.SIGSTOP)

@@ -14,7 +14,7 @@ from everdeck.deck.attention import Attention
 from everdeck.deck.health import HealthKeeper
 from everdeck.errors import WorkerFailed
 from everdeck.model import Health, WorkerSpec
-from support.deck_owner import owner
+from support.deck_owner import Owner, owner
 from support.waiting import until
 
 # As the stock client of the package sdnotify does: connected once, at the start, and every failure swallowed.
@@ -49,16 +49,14 @@ def ill(deck: Deck) -> list[str]:
     return [event.kind for event in deck.events() if event.kind in {"unhealthy", "crashed", "killed", "restarted"}]
 
 
-@pytest.mark.parametrize("whole_machine", [False, True], ids=["owner stopped", "owner and workers stopped"])
-def test_a_pause_longer_than_the_watchdog_kills_nobody(tmp_path: Path, *, whole_machine: bool) -> None:
-    """Stopped for longer than the watchdog, as by SIGSTOP, a debugger, a frozen container or a suspended machine."""
-    state = tmp_path / "state"
-    with owner(state) as manager:
-        spec = pinger()
-        fields = {"health": {"notify": True, "watchdog_seconds": WATCHDOG_SECONDS}}
-        pids = [manager.ask("start", f"w{n}", list(spec.command), **fields)["pid"] for n in range(3)]
-        until(lambda: all(manager.ask("status", f"w{n}")["state"] == "running" for n in range(3)), "all are ready")
-        paused = [manager.pid, *pids] if whole_machine else [manager.pid]
+def test_a_pause_longer_than_the_watchdog_kills_nobody(tmp_path: Path) -> None:
+    """Stopped for longer than the watchdog, as by SIGSTOP or a debugger; or with all workers, as a suspended machine.
+
+    Two decks, one for each, share the pause.
+    """
+    with owner(tmp_path / "alone") as alone, owner(tmp_path / "whole") as whole:
+        started = {manager: _three_pingers(manager) for manager in (alone, whole)}
+        paused = [alone.pid, whole.pid, *started[whole]]
         for pid in paused:
             os.kill(pid, signal.SIGSTOP)
         try:
@@ -67,12 +65,26 @@ def test_a_pause_longer_than_the_watchdog_kills_nobody(tmp_path: Path, *, whole_
             for pid in paused:
                 os.kill(pid, signal.SIGCONT)
         # One of them falls silent: who is heard again is watched again, and the others are left alone.
-        os.kill(pids[0], signal.SIGSTOP)
-        until(lambda: manager.ask("status", "w0")["pid"] not in {None, pids[0]}, "a silent worker is still replaced")
-        assert [manager.ask("status", f"w{n}")["pid"] for n in (1, 2)] == pids[1:]
-        blamed = {event["worker"] for event in manager.ask("events") if event["kind"] in {"unhealthy", "crashed"}}
-        assert blamed == {"w0"}
-        manager.ask("stop_all")
+        for pids in started.values():
+            os.kill(pids[0], signal.SIGSTOP)
+        for manager, pids in started.items():
+            _until_replaced(manager, pids[0])
+            assert [manager.ask("status", f"w{n}")["pid"] for n in (1, 2)] == pids[1:]
+            blamed = {event["worker"] for event in manager.ask("events") if event["kind"] in {"unhealthy", "crashed"}}
+            assert blamed == {"w0"}
+            manager.ask("stop_all")
+
+
+def _until_replaced(manager: Owner, silent: int) -> None:
+    until(lambda: manager.ask("status", "w0")["pid"] not in {None, silent}, "a silent worker is still replaced")
+
+
+def _three_pingers(manager: Owner) -> list[int]:
+    """Their pids, when all are ready."""
+    fields = {"health": {"notify": True, "watchdog_seconds": WATCHDOG_SECONDS}}
+    pids = [manager.ask("start", f"w{n}", list(pinger().command), **fields)["pid"] for n in range(3)]
+    until(lambda: all(manager.ask("status", f"w{n}")["state"] == "running" for n in range(3)), "all are ready")
+    return pids
 
 
 def test_a_client_that_connected_to_the_old_owner_survives_the_new_one(tmp_path: Path) -> None:
