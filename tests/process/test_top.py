@@ -1,8 +1,10 @@
 """``everdeck top`` in a terminal of 80 columns, driven key by key."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from textual.widgets import DataTable, RichLog
 
 from everdeck.cli.top_view import Top
 
+HOSTILE = "[@click=app.quit]x[/no such]\x1b]0;owned\x07\x9b31m\u202egnp"
 LONG = "customer-" + "x" * 100 + "-17"
 
 
@@ -118,3 +121,28 @@ def test_the_log_on_the_whole_screen(person: Person) -> None:
         assert len(top.screen_stack) == 1
 
     _drive(person.state, steps)
+
+
+def test_what_a_worker_says_is_shown_as_it_is_written(person: Person) -> None:
+    """Markup that would be a link to one of our own actions, or none at all; escapes and marks that turn text."""
+    code = f"from everdeck.child import notify; notify(STATUS={HOSTILE!r}); print({HOSTILE!r}, flush=True)"
+    person.types("start", "talks", "--replace", "--", sys.executable, "-c", f"{code}; import time; time.sleep(1000)")
+
+    async def steps(top: Top, pilot: Pilot[None]) -> None:
+        await _until(lambda: "[@click" in _row(top, "talks")[-1])
+        await pilot.press("j", "j")
+        await _until(lambda: "[@click=app.quit]x[/no such]" in _shown(top))
+        seen = _shown(top)
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(seen)
+        assert not any("@click" in str(style) for strip in _strips(top) for _, style, _ in strip if style is not None)
+
+    _drive(person.state, steps)
+
+
+def _strips(top: Top) -> list[Any]:
+    """What is on the screen, line by line, with its styles."""
+    return top.screen._compositor.render_strips()
+
+
+def _shown(top: Top) -> str:
+    return "\n".join(strip.text for strip in _strips(top))

@@ -8,6 +8,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, Final
 
+from rich.text import Text
 from textual.app import App, ComposeResult, ScreenStackError
 from textual.binding import Binding
 from textual.containers import Vertical
@@ -104,14 +105,14 @@ class Top(App[None]):
         self._fill(table, workers)
         self._show_log()
 
-    def _table(self) -> "DataTable[str] | None":
+    def _table(self) -> "DataTable[Text] | None":
         """None while the screen is being taken down: a key or a tick may still come then."""
         try:
             return self.query(DataTable).first()
         except (NoMatches, ScreenStackError):
             return None
 
-    def _fill(self, table: "DataTable[str]", workers: list[dict[str, Any]]) -> None:
+    def _fill(self, table: "DataTable[Text]", workers: list[dict[str, Any]]) -> None:
         chosen = self._chosen()
         scroll = table.scroll_y
         by_number = self._sort != "name"
@@ -120,7 +121,7 @@ class Top(App[None]):
         table.clear()
         for worker in workers:
             cpu = worker["cpu_percent"]
-            table.add_row(
+            cells = (
                 output.shortened(worker["name"], width),
                 worker["state"],
                 str(worker["pid"] or "-"),
@@ -129,8 +130,9 @@ class Top(App[None]):
                 output.size(worker["rss_bytes"]),
                 str(worker["restarts"]),
                 note(worker),
-                key=worker["name"],
             )
+            # A str would be read as markup, and the last one holds the worker's own words.
+            table.add_row(*(Text(cell, no_wrap=True) for cell in cells), key=worker["name"])
         names = [worker["name"] for worker in workers]
         if chosen in names:
             table.move_cursor(row=names.index(chosen), scroll=False)
@@ -207,7 +209,7 @@ class Top(App[None]):
             with reached(self._deck) as deck:
                 on_one(deck, verb, name)
         except EverdeckError as error:
-            self.call_from_thread(self.notify, str(error), severity="error")
+            self.call_from_thread(self.notify, str(error), severity="error", markup=False)
         else:
             self.call_from_thread(self.look)
 
