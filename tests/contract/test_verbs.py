@@ -25,16 +25,11 @@ from everdeck import (
 )
 from everdeck.errors import SpecError, UnknownWorker
 from everdeck.kernel.identity import command_line
+from support.waiting import eventually
 
 FOREVER = ["sleep", "1000"]
 SOON = Restart("never")
 OnDeck = Callable[[Callable[[Verbs], object]], None]
-
-
-async def until(fact: Callable[[], object]) -> None:
-    """Wait for a fact about the deck; the scenario's own deadline ends it."""
-    while not await fact():  # type: ignore[misc]
-        await asyncio.sleep(0.01)
 
 
 async def is_here(deck: Verbs) -> bool:
@@ -139,7 +134,7 @@ def test_stop_proves_the_whole_tree_gone(on_deck: OnDeck) -> None:
         async def has_children() -> bool:
             return len(await deck.tree("family")) == 3
 
-        await until(has_children)
+        await eventually(has_children)
         pids = [process.pid for process in await deck.tree("family")]
         status = await deck.stop("family")
         assert (status.state, status.pid) == (State.STOPPED, None)
@@ -201,7 +196,7 @@ def test_inspect_tells_everything_about_one(on_deck: OnDeck) -> None:
         async def crashed() -> bool:
             return bool((await deck.inspect("bob")).crash_times)
 
-        await until(crashed)
+        await eventually(crashed)
         assert isinstance((await deck.inspect("bob")).crash_times[0], datetime)
 
     on_deck(scenario)
@@ -217,7 +212,7 @@ def test_logs_are_read_and_followed(on_deck: OnDeck) -> None:
         async def said() -> bool:
             return "line 3" in await deck.logs("talker")
 
-        await until(said)
+        await eventually(said)
         assert [line for line in await deck.logs("talker", 100) if line.startswith("line")] == [
             "line 1",
             "line 2",
@@ -254,7 +249,7 @@ def test_events_are_complete_and_in_order(on_deck: OnDeck) -> None:
         async def all_exited() -> bool:
             return {status.state for status in await deck.list()} == {State.EXITED}
 
-        await until(all_exited)
+        await eventually(all_exited)
         events = await deck.events(begin)
         ids = [event.id for event in events]
         assert ids == list(range(begin + 1, begin + 1 + len(ids)))
@@ -264,7 +259,7 @@ def test_events_are_complete_and_in_order(on_deck: OnDeck) -> None:
         async def all_told() -> bool:
             return len(heard) >= len(ids) and len(followed) >= len(ids)
 
-        await until(all_told)
+        await eventually(all_told)
         assert heard == ids
         assert followed == ids
         assert [event.worker for event in await deck.events(begin, worker="w3")] == ["w3", "w3"]
@@ -293,7 +288,7 @@ def test_a_raising_callback_harms_nobody(on_deck: OnDeck) -> None:
         async def told() -> bool:
             return EventKind.STOPPED in heard
 
-        await until(told)
+        await eventually(told)
 
     on_deck(scenario)
 
@@ -326,14 +321,14 @@ def test_a_verb_is_carried_to_its_end_when_its_caller_is_cancelled(on_deck: OnDe
         async def stopping() -> bool:
             return (await deck.status("deaf")).state is State.STOPPING
 
-        await until(stopping)
+        await eventually(stopping)
         with_caller.cancel()
         await asyncio.gather(with_caller, return_exceptions=True)
 
         async def stopped() -> bool:
             return (await deck.status("deaf")).state is State.STOPPED
 
-        await until(stopped)
+        await eventually(stopped)
 
     on_deck(scenario)
 

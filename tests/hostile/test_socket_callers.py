@@ -19,6 +19,7 @@ from everdeck.wire.server import MOST_OF_ANOTHER_ACCOUNT
 from support.cli_daemon import PATIENCE_SECONDS, Person
 from support.hostile_accounts import Account, open_place
 from support.repo_processes import end_all_under
+from support.waiting import eventually
 
 PRELUDE = """
 import json, os, socket, sys
@@ -248,25 +249,19 @@ def test_an_account_that_asks_for_every_log_at_once_gets_a_few_at_a_time(
             for name, (_, to) in zip("ab", peers, strict=True):
                 for number in range(1, 2 * most + 1):
                     to.write(frames.packed(frames.Ask(number, frames.raw(requests.Logs(name, None)), None)))
-                await _until(lambda: len(library.asked) == most)
-            await _until(lambda: sum(len(one.acts) for one in served._connections) == 4 * most)
+                await eventually(lambda: len(library.asked) == most)
+            await eventually(lambda: sum(len(one.acts) for one in served._connections) == 4 * most)
             assert library.asked == [("a", 10_000)] * most
 
             peers[1][1].close()
-            await _until(lambda: len(served._connections) == 1)
+            await eventually(lambda: len(served._connections) == 1)
             library.enough.set()
-            await _until(lambda: not any(one.acts for one in served._connections))
+            await eventually(lambda: not any(one.acts for one in served._connections))
             assert library.asked == [("a", 10_000)] * 2 * most
             peers[0][1].close()
             await served.close()
 
     asyncio.run(scenario())
-
-
-async def _until(seen: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not seen():  # noqa: ASYNC110 - what is looked at has no event
-            await asyncio.sleep(0.005)
 
 
 def test_the_deck_stays_closed_without_a_list(mallory: Account) -> None:

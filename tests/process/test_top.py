@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from support.cli_daemon import PATIENCE_SECONDS, Person
+from support.cli_daemon import Person
 
 pytest.importorskip("textual", reason="textual is not installed (extra top)")
 from textual.pilot import Pilot
 from textual.widgets import DataTable, RichLog
 
 from everdeck.cli.top_view import Top
+from support.waiting import eventually
 
 HOSTILE = "[@click=app.quit]x[/no such]\x1b]0;owned\x07\x9b31m\u202egnp"
 LONG = "customer-" + "x" * 100 + "-17"
@@ -38,16 +39,10 @@ def _drive(state: Path, steps: Callable[[Top, Pilot[None]], Awaitable[None]]) ->
     async def driven() -> None:
         top = Top(state, 0.1)
         async with top.run_test(size=(80, 24)) as pilot:
-            await _until(lambda: top.query_one(DataTable).row_count == 3)
+            await eventually(lambda: top.query_one(DataTable).row_count == 3)
             await steps(top, pilot)
 
     asyncio.run(driven())
-
-
-async def _until(fact: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not fact():  # noqa: ASYNC110 - what is waited for is what the view shows
-            await asyncio.sleep(0.02)
 
 
 def _row(top: Top, name: str) -> list[str]:
@@ -63,11 +58,11 @@ def test_a_long_name_leaves_room_for_the_rest(person: Person) -> None:
         table = top.query_one(DataTable)
         before_note = sum(column.get_render_width(table) for column in list(table.columns.values())[:-1])
         assert before_note < 70
-        await _until(lambda: "everdeck reset bad" in _row(top, "bad")[-1])
+        await eventually(lambda: "everdeck reset bad" in _row(top, "bad")[-1])
         keys = [binding.description for binding in top.BINDINGS if binding.show]
         assert sum(len(key) + 4 for key in keys) <= 80
         await pilot.press("slash", *"talk", "enter")
-        await _until(lambda: "1 of 3 shown" in top.sub_title)
+        await eventually(lambda: "1 of 3 shown" in top.sub_title)
 
     _drive(person.state, steps)
 
@@ -86,9 +81,9 @@ def test_the_letters_of_the_page_and_a_question_before_what_hurts(person: Person
             await pilot.press("escape")
         assert _row(top, "talks")[1] == "running"
         await pilot.press("x", "y")
-        await _until(lambda: _row(top, "talks")[1] == "stopped")
+        await eventually(lambda: _row(top, "talks")[1] == "stopped")
         await pilot.press("s")
-        await _until(lambda: _row(top, "talks")[1] == "running")
+        await eventually(lambda: _row(top, "talks")[1] == "running")
 
     _drive(person.state, steps)
 
@@ -115,8 +110,8 @@ def test_the_log_on_the_whole_screen(person: Person) -> None:
         for _ in range(names.index("talks")):
             await pilot.press("j")
         await pilot.press("l")
-        await _until(lambda: len(top.screen_stack) == 2)
-        await _until(lambda: len(top.screen.query_one(RichLog).lines) >= 40)
+        await eventually(lambda: len(top.screen_stack) == 2)
+        await eventually(lambda: len(top.screen.query_one(RichLog).lines) >= 40)
         await pilot.press("escape")
         assert len(top.screen_stack) == 1
 
@@ -129,9 +124,9 @@ def test_what_a_worker_says_is_shown_as_it_is_written(person: Person) -> None:
     person.types("start", "talks", "--replace", "--", sys.executable, "-c", f"{code}; import time; time.sleep(1000)")
 
     async def steps(top: Top, pilot: Pilot[None]) -> None:
-        await _until(lambda: "[@click" in _row(top, "talks")[-1])
+        await eventually(lambda: "[@click" in _row(top, "talks")[-1])
         await pilot.press("j", "j")
-        await _until(lambda: "[@click=app.quit]x[/no such]" in _shown(top))
+        await eventually(lambda: "[@click=app.quit]x[/no such]" in _shown(top))
         seen = _shown(top)
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(seen)
         assert not any("@click" in str(style) for strip in _strips(top) for _, style, _ in strip if style is not None)

@@ -38,7 +38,7 @@ from everdeck.testing.satellites import NAME, Victim, kill_trial
 from everdeck.testing.telegram import TelegramServer
 from support.sat_clock import FastClock, needs_gcc
 from support.sat_trial import patience, size, tell
-from support.sat_waiting import until, until_async
+from support.waiting import eventually
 
 Run = Callable[[Callable[[], Awaitable[Any]]], Any]
 AGAIN = Restart("always", max_crashes=1000, backoff_seconds=0.05)
@@ -101,8 +101,8 @@ def test_a_tick_reaches_the_host_and_cannot_be_answered(state: Path, run: Run) -
             job = ["sh", "-c", f"cat > {out}.new && mv {out}.new {out}"]
             await deck.start("job", Satellite.cron("* * * * *", to=job))
             await deck.start("tick", Satellite.cron("* * * * *", missed="all"))
-            await until_async(lambda: _connected(deck, "tick"))
-            await until_async(lambda: _connected(deck, "job"))
+            await eventually(lambda: _connected(deck, "tick"))
+            await eventually(lambda: _connected(deck, "job"))
             for name in ("tick", "job"):
                 _turn_back(state / "workers" / name / "data" / "feed.db")
                 await deck.restart(name)
@@ -113,7 +113,7 @@ def test_a_tick_reaches_the_host_and_cannot_be_answered(state: Path, run: Run) -
                     await message.reply("thanks")
             with pytest.raises(SpecError):
                 await deck.send("tick", to="x", text="hello")
-            await until(out.exists, "the command ran")
+            await eventually(out.exists, "the command ran")
             assert json.loads(out.read_text())["channel"] == "cron"
 
     run(scenario)
@@ -160,7 +160,7 @@ def test_a_request_is_stored_before_it_is_answered_and_recognised_when_it_comes_
             async with deck.messages("hook") as messages, await anext(messages) as message:
                 assert message.raw["body"] == {"action": "opened"}
                 assert message.id == "d-1"
-            await until_async(lambda: _done(deck, 1))
+            await eventually(lambda: _done(deck, 1))
 
     run(scenario)
 
@@ -190,7 +190,9 @@ def test_telegrams_webhook_mode_checks_the_secret_token(state: Path, bot: Telegr
                     await message.reply("hello")
                 async with await anext(messages) as message:
                     assert Path(message.attachments[0].path).read_bytes() == b"content"
-            await until(lambda: [call.params["text"] for call in bot.calls("sendMessage")] == ["hello"], "the reply")
+            await eventually(
+                lambda: [call.params["text"] for call in bot.calls("sendMessage")] == ["hello"], "the reply"
+            )
 
     run(scenario)
 
@@ -309,7 +311,9 @@ def test_ticks_of_a_pause_come_as_missed_says(state: Path, run: Run) -> None:
             for name in names:
                 await deck.start(name, Satellite.cron("0 0 * * *", missed=name, env=clock.env))
             for name in names:
-                await until(lambda path=state / f"workers/{name}/data/feed.db": _cursor(path) is not None, "it waits")
+                await eventually(
+                    lambda path=state / f"workers/{name}/data/feed.db": _cursor(path) is not None, "it waits"
+                )
             pids = [status.pid for status in await deck.list() if status.pid is not None]
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
@@ -325,7 +329,7 @@ def test_ticks_of_a_pause_come_as_missed_says(state: Path, run: Run) -> None:
                         days.append(datetime.fromisoformat(message.text))
             assert {later - earlier for earlier, later in itertools.pairwise(days)} == {timedelta(days=1)}
             skip = state / "workers/skip/data/feed.db"
-            await until(lambda: "T00:00:00" in str(_cursor(skip)), "it has seen the ticks")
+            await eventually(lambda: "T00:00:00" in str(_cursor(skip)), "it has seen the ticks")
             assert ((await deck.feed("skip")).waiting, (await deck.feed("once")).waiting) == (0, 0)
             assert [status.pid for status in await deck.list()] == pids
 
@@ -432,7 +436,7 @@ async def _post(client: httpx.AsyncClient, url: str, name: str) -> None:
 
 
 async def _url(deck: AsyncDeck) -> str:
-    await until_async(lambda: _connected(deck, "hook"), "it listens")
+    await eventually(lambda: _connected(deck, "hook"), "it listens")
     port = (await deck.status("hook")).port
     return f"http://127.0.0.1:{port}/hook"
 

@@ -28,7 +28,7 @@ from support.sat_clock import FastClock
 from support.sat_gmail import GmailLike
 from support.sat_mail import Dovecot, Smtpd, SmtpFaults, a_mail, flaky, needs_dovecot, needs_smtpd
 from support.sat_trial import patience, size, tell
-from support.sat_waiting import until, until_async
+from support.waiting import eventually
 
 pytestmark = [needs_dovecot, needs_smtpd, patience(300)]
 
@@ -102,8 +102,8 @@ def test_a_mail_is_answered_in_its_thread_and_marked_as_seen(state: Path, imap: 
                     assert message.conversation == reference
                     assert not any(file.name.endswith("S") for file in imap.mails())
                     await message.reply("it is 42")
-            await until(lambda: sent(smtp, "it is 42"), "the reply")
-            await until(lambda: all(file.name.endswith("S") for file in imap.mails()), "it is marked as seen")
+            await eventually(lambda: sent(smtp, "it is 42"), "the reply")
+            await eventually(lambda: all(file.name.endswith("S") for file in imap.mails()), "it is marked as seen")
 
     run(scenario)
     (reply,) = sent(smtp, "it is 42")
@@ -124,8 +124,8 @@ def test_what_is_done_can_be_moved_away(state: Path, imap: Dovecot, smtp: Smtpd,
             async with deck.messages("mail") as messages:
                 async with await anext(messages):
                     assert len(imap.mails()) == 1
-                await until(lambda: len(imap.mails("Done")) == 1, "it was moved")
-                await until(lambda: not imap.mails(), "and not only copied")
+                await eventually(lambda: len(imap.mails("Done")) == 1, "it was moved")
+                await eventually(lambda: not imap.mails(), "and not only copied")
                 imap.deliver(a_mail("two"))
                 async with await anext(messages) as message:
                     assert message.text.strip() == "two"
@@ -148,7 +148,7 @@ def test_nobody_is_answered_who_must_not_be(state: Path, imap: Dovecot, smtp: Sm
                 for _ in range(4):
                     async with await anext(messages) as message:
                         await message.reply(f"re: {message.text}")
-            await until_async(lambda: _unsent(deck, 4), "all four were set aside")
+            await eventually(lambda: _unsent(deck, 4), "all four were set aside")
             errors = [letter.error or "" for letter in await deck.letters("mail")]
             assert all("not answered" in error for error in errors), errors
 
@@ -174,7 +174,7 @@ def test_a_sender_is_not_answered_more_often_than_the_limit(state: Path, imap: D
                 for _ in range(5):
                     async with await anext(messages) as message:
                         await message.reply(f"pong to {message.text}")
-                    await until_async(lambda: _nothing_to_send(deck), "it was sent or set aside")
+                    await eventually(lambda: _nothing_to_send(deck), "it was sent or set aside")
             assert (await deck.feed("mail")).unsent == 2
 
     run(scenario)
@@ -190,7 +190,7 @@ def test_a_wrong_password_is_said_in_words_and_the_right_one_works(
     async def scenario() -> None:
         async with AsyncDeck(state) as deck:
             await deck.start("mail", mailbox(imap, smtp, password="wrong"))
-            await until_async(lambda: _failing(deck), "the refusal")
+            await eventually(lambda: _failing(deck), "the refusal")
             error = (await deck.feed("mail")).error or ""
             assert "the server refuses the password" in error
             assert "AUTHENTICATIONFAILED" in error
@@ -234,7 +234,7 @@ def test_a_new_uidvalidity_brings_nothing_twice_and_loses_nothing(
     async def scenario() -> None:
         async with AsyncDeck(state) as deck:
             await deck.start("mail", mailbox(imap, smtp, after="keep", first_run="skip"))
-            await until_async(lambda: _connected(deck), "the history is left out")
+            await eventually(lambda: _connected(deck), "the history is left out")
             for number in range(30):
                 imap.deliver(a_mail(f"old {number}"))
             async with deck.messages("mail") as messages:
@@ -264,7 +264,7 @@ def test_a_deleted_folder_is_waited_for(state: Path, imap: Dovecot, smtp: Smtpd,
                 async with await anext(messages) as message:
                     assert message.text.strip() == "before"
                 await asyncio.to_thread(_delete_folder, imap, "Jobs")
-                await until_async(lambda: _misses(deck, "Jobs"), "the folder is missed")
+                await eventually(lambda: _misses(deck, "Jobs"), "the folder is missed")
                 imap.make_folder("Jobs")
                 imap.deliver(a_mail("after"), "Jobs")
                 async with await anext(messages) as message:
@@ -395,18 +395,18 @@ def test_a_server_that_says_later_is_asked_again_and_one_that_says_no_is_believe
                 spec = Satellite.smtp("127.0.0.1", port=way.port, tls="off", sender="bob@example.org", restart=AGAIN)
                 await deck.start("out", spec)
                 await deck.send("out", to="alice@example.org", text="patience 1", subject="a")
-                await until(lambda: sent(smtp, "patience 1"), "it was taken in the end", 60)
+                await eventually(lambda: sent(smtp, "patience 1"), "it was taken in the end", 60)
                 assert not way.faults
                 way.faults = [("RCPT", "550 5.1.1 no such user"), ("DATA-END", "552 5.2.2 mailbox full")]
                 await deck.send("out", to="nobody@example.org", text="refused 1")
                 await deck.send("out", to="full@example.org", text="refused 2")
                 way.faults.append(("RCPT TO:<GONE", "550 5.1.1 moved"))
                 await deck.send("out", to="alice@example.org", text="after it", cc=["gone@example.org"])
-                await until_async(lambda: _unsent(deck, 2, "out"), "both were set aside")
+                await eventually(lambda: _unsent(deck, 2, "out"), "both were set aside")
                 errors = " ".join(letter.error or "" for letter in await deck.letters("out"))
                 assert "550 5.1.1 no such user" in errors
                 assert "552 5.2.2 mailbox full" in errors
-                await until(lambda: sent(smtp, "after it"), "the rest flows")
+                await eventually(lambda: sent(smtp, "after it"), "the rest flows")
                 told = {event.detail.get("what") for event in await deck.events() if event.kind is EventKind.FEED}
                 assert {"unsent", "recipient-refused"} <= told
 
@@ -424,7 +424,7 @@ def test_an_answer_that_was_lost_repeats_the_same_message_id(state: Path, smtp: 
             async with AsyncDeck(state) as deck:
                 await deck.start("out", Satellite.smtp("127.0.0.1", port=way.port, tls="off", sender="bob@example.org"))
                 await deck.send("out", to="alice@example.org", text="ambiguous")
-                await until(lambda: len(sent(smtp, "ambiguous")) == 2, "it came again")
+                await eventually(lambda: len(sent(smtp, "ambiguous")) == 2, "it came again")
 
         run(scenario)
     first, second = sent(smtp, "ambiguous")
@@ -445,12 +445,12 @@ def test_a_connection_reset_in_the_middle_of_data_is_tried_again(
                 fields = {"port": way.port, "tls": "off", "sender": "bob@example.org", "env": clock.env}
                 await deck.start("out", Satellite.smtp("127.0.0.1", **fields))
                 await deck.send("out", to="alice@example.org", text="cut off", attachments=[tmp_path / "data.bin"])
-                await until(lambda: way.cuts == 1, "it was cut")
+                await eventually(lambda: way.cuts == 1, "it was cut")
                 clock.set_by(-86_400)
-                await until(lambda: sent(smtp, "cut off"), "it was taken in the end")
+                await eventually(lambda: sent(smtp, "cut off"), "it was taken in the end")
                 clock.set_by(2 * 86_400)
                 await deck.send("out", to="alice@example.org", text="the day after")
-                await until(lambda: sent(smtp, "the day after"), "the clock does not matter")
+                await eventually(lambda: sent(smtp, "the day after"), "the clock does not matter")
 
     run(scenario)
     (mail,) = sent(smtp, "cut off")
@@ -469,7 +469,7 @@ def test_order_per_recipient_holds_though_one_waits(state: Path, smtp: Smtpd, ru
                 for number in range(3):
                     await deck.send("out", to="slow@example.org", text=f"slow {number}")
                 await deck.send("out", to="fast@example.org", text="fast one")
-                await until(lambda: len(sent(smtp, "slow ")) == 3 and sent(smtp, "fast one"), "all were sent")
+                await eventually(lambda: len(sent(smtp, "slow ")) == 3 and sent(smtp, "fast one"), "all were sent")
 
         run(scenario)
         order = [line for line in way.seen if line.upper().startswith("RCPT")]
@@ -495,10 +495,10 @@ def test_killed_at_any_point_no_mail_is_lost(state: Path, imap: Dovecot, smtp: S
                             await message.reply(f"re: {message.text}")
 
             answering = asyncio.ensure_future(answer())
-            await until_async(lambda: _crashed(deck), f"it dies at {point}")
+            await eventually(lambda: _crashed(deck), f"it dies at {point}")
             await deck.start("mail", mailbox(imap, smtp), replace=True)
-            await until(lambda: len({_text(mail) for mail in sent(smtp, f"re: {mark}")}) == 3, "all answers")
-            await until(lambda: all(file.name.endswith("S") for file in imap.mails()), "all are seen")
+            await eventually(lambda: len({_text(mail) for mail in sent(smtp, f"re: {mark}")}) == 3, "all answers")
+            await eventually(lambda: all(file.name.endswith("S") for file in imap.mails()), "all are seen")
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
 

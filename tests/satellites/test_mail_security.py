@@ -16,7 +16,7 @@ from everdeck import AsyncDeck, Restart, Satellite
 from everdeck.model import EventKind
 from support.sat_gmail import GmailLike
 from support.sat_mail import SUBMISSION, Dovecot, Smtpd, a_mail, needs_dovecot, needs_smtpd
-from support.sat_waiting import until, until_async
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -46,16 +46,16 @@ def test_a_certificate_is_checked_and_a_wrong_password_is_said(state: Path, run:
             await deck.start("out", Satellite.smtp("localhost", password="wrong", **outgoing))
             await deck.send("out", to="alice@example.org", text="sealed")
             for name in ("in", "out"):
-                await until_async(lambda name=name: _says(deck, name, "certificate"), f"{name} trusts nobody")
+                await eventually(lambda name=name: _says(deck, name, "certificate"), f"{name} trusts nobody")
             assert imap.password not in ((await deck.feed("in")).error or "")
             await deck.start("in", Satellite.gmail(imap.user, env=known, **incoming), replace=True)
             await deck.start("out", Satellite.smtp("localhost", password="wrong", env=known, **outgoing), replace=True)
             async with deck.messages("in") as messages, await anext(messages) as message:
                 assert message.text.strip() == "over tls"
-            await until_async(lambda: _says(deck, "out", "refuses the password of bob"), "the password is wrong")
+            await eventually(lambda: _says(deck, "out", "refuses the password of bob"), "the password is wrong")
             right = Satellite.smtp("localhost", password=imap.password, env=known, **outgoing)
             await deck.start("out", right, replace=True)
-            await until(lambda: any(b"sealed" in mail for mail in smtp.taken()), "it was sent")
+            await eventually(lambda: any(b"sealed" in mail for mail in smtp.taken()), "it was sent")
 
     with Smtpd() as smtp, Dovecot(tls=True, relay=smtp.port) as imap:
         run(lambda: scenario(imap, smtp))
@@ -137,13 +137,13 @@ def test_a_refresh_token_gives_tokens_for_both_directions(state: Path, run: Run,
         }
         async with AsyncDeck(state) as deck:
             await deck.start("mail", Satellite.gmail(imap.user, oauth={**grant, "refresh_token": "stale"}, **place))
-            await until_async(lambda: _says(deck, "mail", "refuses the refresh token: 400"), "the grant is bad")
+            await eventually(lambda: _says(deck, "mail", "refuses the refresh token: 400"), "the grant is bad")
             good = {**grant, "refresh_token": tokens.refresh_token}
             await deck.start("mail", Satellite.gmail(imap.user, oauth=good, **place), replace=True)
             async with deck.messages("mail") as messages:
                 async with await anext(messages) as message:
                     await message.reply("answered with a token")
-                await until(lambda: any(b"answered with a token" in mail for mail in smtp.taken()), "the reply")
+                await eventually(lambda: any(b"answered with a token" in mail for mail in smtp.taken()), "the reply")
                 tokens.good.clear()
                 await asyncio.to_thread(imap.stop)
                 await asyncio.to_thread(imap.start)
@@ -151,7 +151,7 @@ def test_a_refresh_token_gives_tokens_for_both_directions(state: Path, run: Run,
                 async with await anext(messages) as message:
                     assert message.text.strip() == "second"
                     await message.reply("and again")
-                await until(lambda: any(b"and again" in mail for mail in smtp.taken()), "the second reply")
+                await eventually(lambda: any(b"and again" in mail for mail in smtp.taken()), "the second reply")
             assert tokens.given >= 2
             for token in tokens.good:
                 assert token not in str(await deck.events())
@@ -170,7 +170,7 @@ def test_a_command_prints_the_token(state: Path, run: Run, tokens: Tokens) -> No
         place = {"host": "127.0.0.1", "port": imap.port, "tls": "off", "first_run": "take"}
         async with AsyncDeck(state) as deck:
             await deck.start("mail", Satellite.gmail(imap.user, oauth=["false"], **place))
-            await until_async(lambda: _says(deck, "mail", "false printed no token"), "there is none")
+            await eventually(lambda: _says(deck, "mail", "false printed no token"), "there is none")
             await deck.start("mail", Satellite.gmail(imap.user, oauth=["echo", "printed"], **place), replace=True)
             async with deck.messages("mail") as messages, await anext(messages) as message:
                 assert message.text.strip() == "by command"

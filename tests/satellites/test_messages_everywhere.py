@@ -14,7 +14,7 @@ from everdeck.access import Grant, Role
 from everdeck.errors import AccessDenied
 from everdeck.guarded import Guarded
 from everdeck.testing.telegram import TelegramServer
-from support.sat_waiting import until
+from support.waiting import eventually
 from support.web_served import Served, served_at
 
 Run = Callable[[Callable[[], Awaitable[Any]]], Any]
@@ -32,7 +32,7 @@ def test_a_plain_program_reads_over_http_too(state: Path, bot: TelegramServer) -
         deck.start("bob", Satellite.telegram(bot.token, base_url=bot.url, first_run="take"))
         with deck.messages("bob") as messages, next(messages) as message:
             message.reply(f"re: {message.text}")
-        asyncio.run(until(lambda: answers(bot) == ["re: hello"], "the answer"))
+        asyncio.run(eventually(lambda: answers(bot) == ["re: hello"], "the answer"))
 
 
 def test_any_language_can_read_ack_reply_and_send(state: Path, bot: TelegramServer, run: Run) -> None:
@@ -78,7 +78,7 @@ def test_any_language_can_read_ack_reply_and_send(state: Path, bot: TelegramServ
                 assert done.json() == {"done": True}
             sent = await client.post("/api/v1/workers/bob/send", json={"to": 9, "text": "three"})
             assert sent.status_code == 202
-            await until(lambda: sorted(answers(bot)) == ["one", "three", "two"], "all were sent")
+            await eventually(lambda: sorted(answers(bot)) == ["one", "three", "two"], "all were sent")
             assert answers(bot).index("one") < answers(bot).index("two")
             feed = (await client.get("/api/v1/workers/bob/feed")).json()
             assert feed["status"]["done"] == 1

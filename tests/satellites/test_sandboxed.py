@@ -11,7 +11,7 @@ from everdeck import AsyncDeck, LimitUnavailable, Satellite
 from everdeck.model import EventKind, Sandbox
 from everdeck.testing.telegram import TelegramServer
 from support.sat_mail import Dovecot, Smtpd, a_mail, needs_dovecot, needs_smtpd
-from support.sat_waiting import until, until_async
+from support.waiting import eventually
 
 Run = Callable[[Callable[[], Awaitable[Any]]], Any]
 STRICT = Sandbox("strict")
@@ -51,9 +51,9 @@ def test_every_kind_works_in_a_strict_sandbox_with_the_ports_of_its_account(
                     async with await anext(messages) as message:
                         await message.reply(f"re: {message.text.strip()} by {message.channel}")
             for name in specs:
-                await until_async(lambda name=name: _connected(deck, name), f"{name} is connected")
-            await until(lambda: [call.params["text"] for call in bot.calls("sendMessage")], "the answer")
-            await until(lambda: len(smtp.taken()) == 2, "both mails")
+                await eventually(lambda name=name: _connected(deck, name), f"{name} is connected")
+            await eventually(lambda: [call.params["text"] for call in bot.calls("sendMessage")], "the answer")
+            await eventually(lambda: len(smtp.taken()) == 2, "both mails")
             await deck.stop_all()
             assert not [event for event in await deck.events() if event.kind is EventKind.KILLED], (
                 "told to leave, they do"
@@ -77,7 +77,7 @@ def test_a_webhook_listens_on_its_own_port_in_a_strict_sandbox(state: Path, run:
             except LimitUnavailable as err:
                 pytest.skip(f"this machine has no strict sandbox: {err}")
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{status.port}") as client:
-                await until_async(lambda: _accepted(client), "the webhook listens")
+                await eventually(lambda: _accepted(client), "the webhook listens")
             async with deck.messages("hook") as messages, await anext(messages) as message:
                 assert message.text == "hello"
 

@@ -19,7 +19,7 @@ from aiohttp import web
 from everdeck import AsyncDeck, Satellite
 from everdeck.satellites.targets import seconds_of, signature
 from everdeck.testing.telegram import TelegramServer
-from support.sat_waiting import until, until_async
+from support.waiting import eventually, until
 
 Run = Callable[[Callable[[], Awaitable[Any]]], Any]
 
@@ -85,7 +85,7 @@ def test_a_post_is_signed_retried_and_its_answer_may_reply(state: Path, bot: Tel
                 json.dumps({"replies": ["one", with_file], "more": "x" * 300_000}).encode(),
             ]
             await deck.start("bob", spec_of(bot, receiver.url, secrets={"TO_SECRET": "key"}))
-            await until(lambda: answers(bot) == ["one", "two"], "both replies")
+            await eventually(lambda: answers(bot) == ["one", "two"], "both replies")
             assert len(receiver.got) == 4
             assert len({headers["idempotency-key"] for headers, _ in receiver.got}) == 1
             for headers, body in receiver.got:
@@ -93,7 +93,7 @@ def test_a_post_is_signed_retried_and_its_answer_may_reply(state: Path, bot: Tel
                 assert headers["webhook-signature"] == expected
                 assert json.loads(body)["text"] == "hello"
             assert not bot.calls("sendDocument"), "a receiver has no say over files here"
-            await until_async(lambda: _counts(deck, done=1))
+            await eventually(lambda: _counts(deck, done=1))
 
     run(scenario)
 
@@ -107,12 +107,12 @@ def test_gone_stops_the_delivery_until_the_next_start(state: Path, bot: Telegram
         async with Receiver().listening() as receiver, AsyncDeck(state) as deck:
             receiver.answers = [web.Response(status=410) for _ in range(100)]
             await deck.start("bob", spec_of(bot, receiver.url))
-            await until_async(lambda: _status_says(deck, "410 Gone"), "it is said")
+            await eventually(lambda: _status_says(deck, "410 Gone"), "it is said")
             assert (await deck.feed("bob")).done == 0
             before = len(receiver.got)
             receiver.answers.clear()
             await deck.restart("bob")
-            await until(lambda: len(answers(bot)) == 2, "both were delivered after the restart")
+            await eventually(lambda: len(answers(bot)) == 2, "both were delivered after the restart")
             assert before <= 2 * 32
             assert (state / "workers/bob/data/to.key").stat().st_mode & 0o777 == 0o600
 
@@ -128,7 +128,7 @@ def test_a_receiver_that_says_no_again_and_again_is_believed(state: Path, bot: T
             receiver.answers = [web.Response(status=422, headers={"retry-after": "0"}) for _ in range(4)]
             receiver.answers += [web.Response(status=422) for _ in range(10)]
             await deck.start("bob", spec_of(bot, receiver.url))
-            await until_async(lambda: _counts(deck, dead=1), "it is set aside")
+            await eventually(lambda: _counts(deck, dead=1), "it is set aside")
             (letter,) = await deck.letters("bob")
             assert "answered 422" in (letter.error or "")
 
@@ -170,7 +170,7 @@ def test_thirteen_owners_are_killed_and_there_is_one_poller_at_every_moment(stat
                 owner = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
                 assert owner.stdout is not None
                 assert owner.stdout.readline() == "up\n"
-                _wait(lambda before=before: {poll.peer for poll in bot.polls()} - before)  # type: ignore[misc]
+                until(lambda before=before: {poll.peer for poll in bot.polls()} - before)  # type: ignore[misc]
                 bot.say(f"message {number}", chat_id=number + 1)
                 owner.send_signal(signal.SIGKILL)
                 owner.wait()
@@ -185,15 +185,8 @@ def test_thirteen_owners_are_killed_and_there_is_one_poller_at_every_moment(stat
         pid_file = state / "workers/bob/lock"
         from everdeck.kernel import flock
 
-        _wait(lambda: not flock.is_held(pid_file))
+        until(lambda: not flock.is_held(pid_file))
         assert flock.holders(pid_file) == []
-
-
-def _wait(fact: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not fact():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 async def _counts(deck: AsyncDeck, **wanted: int) -> bool:
@@ -217,7 +210,7 @@ def test_a_message_is_in_the_program_within_milliseconds(state: Path, bot: Teleg
             await deck.start("bob", Satellite.telegram(bot.token, base_url=bot.url, first_run="take"))
             async with deck.messages("bob") as messages:
                 for number in range(40):
-                    await until(lambda: any(poll.status is None for poll in bot.polls()), "it waits for news")
+                    await eventually(lambda: any(poll.status is None for poll in bot.polls()), "it waits for news")
                     began = time.perf_counter()
                     bot.say(str(number), chat_id=number + 1)
                     async with await anext(messages):

@@ -21,7 +21,7 @@ from everdeck.satellites import targets as targets_module
 from everdeck.testing.satellites import NAME, Victim, kill_trial
 from everdeck.testing.telegram import TelegramServer
 from support.sat_trial import patience, size, tell
-from support.sat_waiting import until, until_async
+from support.waiting import eventually
 
 Run = Callable[[Callable[[], Awaitable[Any]]], Any]
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -61,11 +61,11 @@ def test_the_host_answers_what_comes_in(state: Path, bot: TelegramServer, run: R
                     assert message.attachments == ()
                     await message.reply("you said hello")
             await deck.send("bob", to=9, text="good morning")
-            await until(lambda: len(answers(bot)) == 2, "both were sent")
+            await eventually(lambda: len(answers(bot)) == 2, "both were sent")
             calls = {call.params["chat_id"]: call.params["text"] for call in bot.calls("sendMessage")}
             assert calls == {42: "you said hello", 9: "good morning"}
-            await until_async(lambda: _is_idle(deck, "bob"), "nothing is left to send")
-            await until_async(lambda: _connected(deck, "bob"), "it is connected")
+            await eventually(lambda: _is_idle(deck, "bob"), "nothing is left to send")
+            await eventually(lambda: _connected(deck, "bob"), "it is connected")
             feed = await deck.feed("bob")
             assert (feed.kind, feed.connection, feed.done) == ("telegram", "connected", 1)
             assert feed.account == f"@test_{bot.bot_id}_bot"
@@ -98,7 +98,7 @@ def test_a_function_in_the_satellite_answers(state: Path, bot: TelegramServer, r
         async with AsyncDeck(state) as deck:
             spec = spec_of(bot, to=f"sat_functions:{function}", env={"PYTHONPATH": str(SUPPORT)})
             await deck.start("bob", spec)
-            await until(lambda: answers(bot) == ["re: hello"], "the function's answer")
+            await eventually(lambda: answers(bot) == ["re: hello"], "the function's answer")
             with pytest.raises(SpecError, match="sat_functions"):
                 await anext(deck.messages("bob"))
 
@@ -112,11 +112,11 @@ def test_a_function_that_keeps_raising_leaves_a_dead_letter(state: Path, bot: Te
         async with AsyncDeck(state) as deck:
             await deck.start("bob", spec_of(bot, to="sat_functions:fail", env={"PYTHONPATH": str(SUPPORT)}))
             bot.say("hello")
-            await until_async(lambda: _dead(deck, "bob"), "a dead letter")
+            await eventually(lambda: _dead(deck, "bob"), "a dead letter")
             (letter,) = await deck.letters("bob")
             assert letter.error == "ValueError: no hello"
             assert letter.text == "hello"
-            await until_async(lambda: _told(deck, "dead-letter"), "the event")
+            await eventually(lambda: _told(deck, "dead-letter"), "the event")
             assert await deck.decide("bob", "drop", letter.number)
             assert await deck.letters("bob") == []
 
@@ -131,7 +131,7 @@ def test_a_refused_token_is_said_in_words_and_the_right_one_works(state: Path, b
     async def scenario() -> None:
         async with AsyncDeck(state) as deck:
             await deck.start("bob", spec_of(bot))
-            await until_async(lambda: _failing(deck, "bob"), "the refusal")
+            await eventually(lambda: _failing(deck, "bob"), "the refusal")
             feed = await deck.feed("bob")
             assert feed.error is not None
             assert "the server refuses the token" in feed.error
@@ -142,7 +142,7 @@ def test_a_refused_token_is_said_in_words_and_the_right_one_works(state: Path, b
             await deck.start("bob", Satellite.telegram(right, base_url=bot.url, first_run="take"), replace=True)
             async with deck.messages("bob") as messages, await anext(messages) as message:
                 assert message.text == "hello"
-            await until_async(lambda: _connected(deck, "bob"), "it is connected again")
+            await eventually(lambda: _connected(deck, "bob"), "it is connected again")
 
     run(scenario)
 
@@ -159,7 +159,7 @@ def test_a_message_that_is_refused_for_good_is_set_aside_and_the_rest_is_sent(
             await deck.start("bob", spec_of(bot))
             for chat in (1, 2, 3):
                 await deck.send("bob", to=chat, text=f"to {chat}")
-            await until(lambda: sorted(answers(bot)) == ["to 2", "to 3"], "the others were sent")
+            await eventually(lambda: sorted(answers(bot)) == ["to 2", "to 3"], "the others were sent")
             (letter,) = await deck.letters("bob")
             assert letter.number == "out-1"
             assert letter.error is not None
@@ -198,7 +198,7 @@ def test_files_are_fetched_before_their_message_and_sent_with_a_reply(
                 async with await anext(messages) as message:
                     (file,) = message.attachments
                     assert "larger than the 20 MB" in (file.problem or "")
-            await until(lambda: bot.calls("sendDocument"), "the file was sent")
+            await eventually(lambda: bot.calls("sendDocument"), "the file was sent")
 
     run(scenario)
     (call,) = bot.calls("sendDocument")
@@ -216,13 +216,13 @@ def test_old_files_go_but_not_those_of_messages_that_wait(state: Path, bot: Tele
             await deck.start("bob", spec_of(bot))
             async with deck.messages("bob") as messages, await anext(messages) as message:
                 done = Path(message.attachments[0].path)
-            await until_async(lambda: _waiting(deck, "bob", 1), "the other one waits")
+            await eventually(lambda: _waiting(deck, "bob", 1), "the other one waits")
             await deck.stop("bob")
             (waiting,) = {*done.parent.iterdir()} - {done}
             for file in (done, waiting):
                 os.utime(file, (1, 1))
             await deck.start("bob", spec_of(bot))
-            await until(lambda: not done.exists(), "the old one is gone")
+            await eventually(lambda: not done.exists(), "the old one is gone")
             assert waiting.read_bytes() == b"2"
 
     run(scenario)
@@ -237,9 +237,9 @@ def test_what_was_there_before_the_first_start_is_left_out_and_ids_may_start_aga
     async def scenario() -> None:
         async with AsyncDeck(state) as deck:
             await deck.start("bob", spec_of(bot, first_run="skip"))
-            await until(bot.polls, "it polls")
+            await eventually(bot.polls, "it polls")
             async with deck.messages("bob") as messages:
-                await until(lambda: any(poll.offset > 0 for poll in bot.polls()), "it goes on behind the history")
+                await eventually(lambda: any(poll.offset > 0 for poll in bot.polls()), "it goes on behind the history")
                 bot.say("news")
                 async with await anext(messages) as message:
                     assert message.text == "news"
@@ -247,9 +247,9 @@ def test_what_was_there_before_the_first_start_is_left_out_and_ids_may_start_aga
                 bot.say("after a quiet week")
                 async with await anext(messages) as message:
                     assert (message.text, message.id) == ("after a quiet week", "5")
-            await until(lambda: any(poll.status is None for poll in bot.polls()), "it waits for news")
+            await eventually(lambda: any(poll.status is None for poll in bot.polls()), "it waits for news")
             await asyncio.to_thread(httpx.get, f"{bot.url}/bot{bot.token}/getUpdates?timeout=1", timeout=30)
-            await until_async(lambda: _told(deck, "poller-conflict"), "the other poller is told")
+            await eventually(lambda: _told(deck, "poller-conflict"), "the other poller is told")
             await deck.stop("bob")
             assert not [event for event in await deck.events(worker="bob") if event.kind is EventKind.KILLED]
 
@@ -264,7 +264,7 @@ def test_long_texts_are_sent_in_parts(state: Path, bot: TelegramServer, run: Run
         async with AsyncDeck(state) as deck:
             await deck.start("bob", spec_of(bot))
             await deck.send("bob", to=1, text=text)
-            await until(lambda: "line 599" in "".join(answers(bot)), "the last part")
+            await eventually(lambda: "line 599" in "".join(answers(bot)), "the last part")
 
     run(scenario)
     assert "\n".join(answers(bot)) == text
@@ -279,7 +279,7 @@ def test_ticks_of_rate_limits_are_kept_before_the_server_says_so(state: Path, ru
                 await deck.start("bob", spec_of(server))
                 for number in range(4):
                     await deck.send("bob", to=1, text=str(number))
-                await until(lambda: answers(server) == ["0", "1", "2", "3"], "all were sent, in order")
+                await eventually(lambda: answers(server) == ["0", "1", "2", "3"], "all were sent, in order")
 
         run(scenario)
 
@@ -297,9 +297,9 @@ def test_killed_at_any_point_nothing_is_lost(state: Path, bot: TelegramServer, r
             restart = Restart("never")
             await deck.start("bob", spec_of(bot, restart=restart, env={**env, CRASH_AT_ENV: point}, **target))
             reading = asyncio.ensure_future(_answer_all(deck)) if not target else None
-            await until_async(lambda: _killed(deck, "bob"), f"it dies at {point}")
+            await eventually(lambda: _killed(deck, "bob"), f"it dies at {point}")
             await deck.start("bob", spec_of(bot, env=env, **target), replace=True)
-            await until(lambda: set(answers(bot)) == {f"re: {number}" for number in range(4)}, "all answers")
+            await eventually(lambda: set(answers(bot)) == {f"re: {number}" for number in range(4)}, "all answers")
             if reading is not None:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)

@@ -6,8 +6,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+
+from support import waiting
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = Path(os.environ.get("EVERDECK_CLUSTER_DIR") or "/var/tmp/everdeck-cluster")
@@ -102,10 +105,5 @@ class Operator:
         self.process.wait()
 
 
-def until(fact: Callable[[], object], what: str, seconds: float = 120) -> object:
-    """Look again until it is so: what happens in a cluster has no descriptor here."""
-    deadline = time.monotonic() + seconds
-    while not (answer := fact()):
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.2)
-    return answer
+until = partial(waiting.until, seconds=120, pause_seconds=0.2)
+"""What happens in a cluster takes longer, and a look is a request."""

@@ -16,7 +16,7 @@ from typing import IO, Self
 
 import pytest
 
-from support.sat_waiting import until
+from support.waiting import eventually
 
 PACKAGE = "hoodiecrow-imap@2.1.0"
 PLACE = Path(sys.prefix) / "share" / "everdeck-tests"
@@ -117,7 +117,7 @@ class GmailLike:
 
     async def idling(self) -> None:
         """Wait until somebody waits for news again since the last delivery."""
-        await until(lambda: self._idles > self._idles_before, "it waits for news")
+        await eventually(lambda: self._idles > self._idles_before, "it waits for news")
 
     def new_uidvalidity(self) -> None:
         """Forget every UID: the server is away for a moment and comes back, on the same port, with others."""

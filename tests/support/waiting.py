@@ -20,13 +20,20 @@ _DELETE = 0x00000200
 _ANY_CHANGE = inotify.MODIFY | inotify.CREATE | inotify.MOVED_TO | _DELETE
 
 
-def until(fact: Callable[[], Any], what: str = "the fact", *, seconds: float = SECONDS, process: Any = None) -> Any:
+def until(
+    fact: Callable[[], Any],
+    what: str = "the fact",
+    *,
+    seconds: float = SECONDS,
+    process: Any = None,
+    pause_seconds: float = _LOOK_AGAIN_SECONDS,
+) -> Any:
     """Look until it is true and return what it answered; fails at once when ``process``, which is to do it, ended."""
     deadline = time.monotonic() + seconds
     while not (found := fact()):
         assert process is None or process.exitcode is None, f"{what}: the program ended with {process.exitcode}"
         assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
-        time.sleep(_LOOK_AGAIN_SECONDS)
+        time.sleep(pause_seconds)
     return found
 
 

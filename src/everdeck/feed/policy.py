@@ -5,7 +5,7 @@ them; everything below is handed that policy.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from everdeck.errors import SpecError
@@ -98,3 +98,5 @@ def _are_errors(given: object) -> bool:
 DEFAULT = FeedPolicy()
 # A message of ours waits for somebody else's server, which may be down for long; it blocks only its own key.
 OUTBOX = FeedPolicy(max_attempts=8, concurrency=8)
+# What a satellite sends waits for about a day, and is then a dead letter.
+SENDING = replace(OUTBOX, max_attempts=300, retry=Retry(1.0, 300.0))

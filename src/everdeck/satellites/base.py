@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from everdeck.errors import SpecError
-from everdeck.feed.policy import Retry
+from everdeck.feed.policy import SENDING, Retry
 from everdeck.feed.records import Cursor, Position
 from everdeck.feed.store import wall_clock
 from everdeck.messages import Incoming, Outgoing
@@ -98,8 +98,8 @@ class Kind(Generic[OptionsT]):
     """
 
     name: str = ""
-    retry: Retry = Retry(1.0, 300.0)
-    max_attempts: int = 300
+    retry: Retry = SENDING.retry
+    max_attempts: int = SENDING.max_attempts
     """How a message that cannot be sent is tried again: about a day by default."""
     senders: int = 1
     """How many messages may be on the wire at once: as many may be sent twice when the satellite is killed."""

@@ -166,26 +166,12 @@ class LogStreams:
         Each bundle has as its id the position after it, so a reader that comes back goes on there. ``end`` says that
         the log was removed and that there is nothing to come back for.
         """
-        woken = asyncio.Event()
-        self._open.add(woken)
-        try:
-            with Follower(grep=begin.grep, colour=begin.colour) as follower:
-                follower.add("", log_dir, lines=begin.lines, position=begin.position)
-                yield b"id: %d\n%b" % (follower.position_of(""), _PING)
-                found = bundles(
-                    follower,
-                    limit=BATCH,
-                    idle_seconds=PING_SECONDS,
-                    woken=woken,
-                    is_over=lambda: self._closing or not holds(),
-                )
-                async with contextlib.aclosing(found):
-                    async for bundle in found:
-                        yield _lines(bundle) if bundle else _PING
-                if not follower.names:
-                    yield _END
-        finally:
-            self._open.discard(woken)
+        with Follower(grep=begin.grep, colour=begin.colour) as follower:
+            follower.add("", log_dir, lines=begin.lines, position=begin.position)
+            first = b"id: %d\n%b" % (follower.position_of(""), _PING)
+            async with contextlib.aclosing(self._followed(follower, first, _lines, holds)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
     async def relayed(self, said: AsyncIterator[str], holds: Callable[[], bool]) -> AsyncIterator[bytes]:
         """Lines of a log that is on another machine, one event each, as its deck tells them; no position is known."""
@@ -218,25 +204,33 @@ class LogStreams:
 
     async def together(self, logs: Mapping[str, Path], lines: int, holds: Callable[[], bool]) -> AsyncIterator[bytes]:
         """The last lines of several logs and then every new one, each with its worker's name."""
+        with Follower(colour=True) as follower:
+            for name, log_dir in logs.items():
+                follower.add(name, log_dir, lines=lines)
+            async with contextlib.aclosing(self._followed(follower, _PING, _named_lines, holds)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _followed(
+        self, follower: Follower, first: bytes, told: Callable[[list[Line]], bytes], holds: Callable[[], bool]
+    ) -> AsyncGenerator[bytes, None]:
+        """A first word at once, then what is written, and the end when no log is left."""
         woken = asyncio.Event()
         self._open.add(woken)
         try:
-            with Follower(colour=True) as follower:
-                for name, log_dir in logs.items():
-                    follower.add(name, log_dir, lines=lines)
-                yield _PING
-                found = bundles(
-                    follower,
-                    limit=BATCH,
-                    idle_seconds=PING_SECONDS,
-                    woken=woken,
-                    is_over=lambda: self._closing or not holds(),
-                )
-                async with contextlib.aclosing(found):
-                    async for bundle in found:
-                        yield _named_lines(bundle) if bundle else _PING
-                if not follower.names:
-                    yield _END
+            yield first
+            found = bundles(
+                follower,
+                limit=BATCH,
+                idle_seconds=PING_SECONDS,
+                woken=woken,
+                is_over=lambda: self._closing or not holds(),
+            )
+            async with contextlib.aclosing(found):
+                async for bundle in found:
+                    yield told(bundle) if bundle else _PING
+            if not follower.names:
+                yield _END
         finally:
             self._open.discard(woken)
 
