@@ -100,3 +100,6 @@ function isBright(colour) {
   const [r, g, b] = colour.match(/\d+/g).map(Number);
   return 0.299 * r + 0.587 * g + 0.114 * b > 140;
 }
+
+/** Text in which nothing acts: controls and marks that turn the direction of text are escapes (UAX #9, table of controls). */
+export const visible = (text) => (text ?? '').replace(/[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, '0')}`);
