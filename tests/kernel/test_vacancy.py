@@ -6,14 +6,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
+from everdeck.client import Daemon
+from everdeck.errors import NoOwner
 from everdeck.kernel import descriptors, flock, unixsocket
 from everdeck.kernel.vacancy import Vacancy
 from everdeck.statedir import SOCKET, StateDir
+from everdeck.wire.client import WireClient
+from support.waiting import until
 
 HOLDER = """
 import fcntl, os, signal, sys
@@ -103,3 +108,26 @@ def test_each_fact_is_told(state: Path, act: Callable[[Path, "subprocess.Popen[b
                 assert select.select(facts.descriptors, [], [], SECONDS)[0] != []
         finally:
             owner.kill()
+
+
+@pytest.mark.parametrize("client", [WireClient, Daemon])
+def test_a_command_that_meets_a_dying_owner_hears_of_its_end(state: Path, client: type[WireClient | Daemon]) -> None:
+    """The lock is held and nobody listens: it waits, and when the holder is dead it says that there is no owner."""
+    with owner_of(state) as owner, ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(client(state).connect)
+        try:
+            until(lambda: asked.done() or watches(os.getpid(), state), "it waits for a fact")
+        finally:
+            owner.kill()
+        with pytest.raises(NoOwner):
+            asked.result(SECONDS)
+
+
+def watches(pid: int, place: Path) -> bool:
+    """Does a process have an inotify watch of this directory?"""
+    inode = f"ino:{place.stat().st_ino:x} "
+    for info in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            if inode in info.read_text():
+                return True
+    return False

@@ -145,15 +145,20 @@ def test_what_retry_after_says() -> None:
 
 # --- story 1 ----------------------------------------------------------------------------------------------------
 
-OWNER = """
-import asyncio, sys
+OWNERS = """
+import asyncio, os, sys
 from everdeck import AsyncDeck, Satellite
 async def main(state, token, url):
     async with AsyncDeck(state) as deck:
         await deck.start("bob", Satellite.telegram(token, base_url=url, first_run="take"))
         print("up", flush=True)
         await asyncio.Event().wait()
-asyncio.run(main(*sys.argv[1:]))
+for _ in sys.stdin:  # one owner after the other; only loading the modules is done once for all
+    owner = os.fork()
+    if owner == 0:
+        asyncio.run(main(*sys.argv[1:]))
+    print(owner, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(owner, 0)[1]), flush=True)
 """
 
 
@@ -161,27 +166,28 @@ asyncio.run(main(*sys.argv[1:]))
 def test_thirteen_owners_are_killed_and_there_is_one_poller_at_every_moment(state: Path) -> None:
     """Story 1, seen by the server: each owner is killed -9 and the next one started at once."""
     with TelegramServer(conflict_pause_seconds=0.0) as bot:
-        owner: subprocess.Popen[str] | None = None
-        try:
+        words = [sys.executable, "-c", OWNERS, str(state), bot.token, bot.url]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owners:
+            assert owners.stdin is not None
+            assert owners.stdout is not None
             for number in range(13):
                 # The last one may poll once more before it is ended: this one's satellite has a connection of its own.
                 before = {poll.peer for poll in bot.polls()}
-                words = [sys.executable, "-c", OWNER, str(state), bot.token, bot.url]
-                owner = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-                assert owner.stdout is not None
-                assert owner.stdout.readline() == "up\n"
-                until(lambda before=before: {poll.peer for poll in bot.polls()} - before)  # type: ignore[misc]
-                bot.say(f"message {number}", chat_id=number + 1)
-                owner.send_signal(signal.SIGKILL)
-                owner.wait()
-                owner.stdout.close()
+                owners.stdin.write("next\n")
+                owners.stdin.flush()
+                told = {owners.stdout.readline().strip() for _ in range(2)}  # its pid and its word, in either order
+                owner = int((told - {"up"}).pop())
+                try:
+                    assert "up" in told
+                    until(lambda before=before: {poll.peer for poll in bot.polls()} - before)  # type: ignore[misc]
+                    bot.say(f"message {number}", chat_id=number + 1)
+                finally:
+                    os.kill(owner, signal.SIGKILL)
+                assert owners.stdout.readline() == "-9\n"
             # Whoever has stopped polling never polls again: each connection's polls are one run in the server's list.
             runs = [peer for peer, _ in itertools.groupby(poll.peer for poll in bot.polls())]
             assert len(runs) == len(set(runs)) == 13, runs
-        finally:
-            if owner is not None and owner.poll() is None:
-                owner.kill()
-                owner.wait()
+            owners.stdin.close()
         pid_file = state / "workers/bob/lock"
         from everdeck.kernel import flock
 
