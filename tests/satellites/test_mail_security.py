@@ -3,17 +3,22 @@
 import asyncio
 import json
 import secrets
+import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs
 
 import pytest
+from imap_tools import MailBoxUnencrypted
 
 from everdeck import AsyncDeck, Restart, Satellite
 from everdeck.model import EventKind
+from everdeck.satellites import gmail as gmail_module
 from support.sat_gmail import GmailLike
 from support.sat_mail import SUBMISSION, Dovecot, Smtpd, a_mail, needs_dovecot, needs_smtpd
 from support.waiting import eventually
@@ -177,6 +182,34 @@ def test_a_command_prints_the_token(state: Path, run: Run, tokens: Tokens) -> No
 
     with Dovecot(tokens=f"{tokens.url}/introspect") as imap:
         run(lambda: scenario(imap))
+
+
+def test_news_that_come_with_the_consent_to_idle_are_heard() -> None:
+    """A mail between the look and the wait: the server tells of it in the same breath, and never again."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as lines:
+                connection.sendall(b"* OK ready\r\n")
+                tag = b""
+                for line in lines:
+                    if line == b"DONE\r\n":
+                        connection.sendall(tag + b" OK done\r\n")
+                        continue
+                    tag, command = line.split()[:2]
+                    told = {b"CAPABILITY": b"* CAPABILITY IMAP4rev1 IDLE\r\n", b"IDLE": b"+ idling\r\n* 1 EXISTS\r\n"}
+                    done = b"" if command == b"IDLE" else tag + b" OK done\r\n"
+                    connection.sendall(told.get(command, b"") + done)
+
+        serving = pool.submit(serve)
+        box = MailBoxUnencrypted("127.0.0.1", listener.getsockname()[1], timeout=90)
+        box.client.login("bob", "x")
+        began = time.monotonic()
+        gmail_module._wait(box)
+        assert time.monotonic() - began < gmail_module.IDLE_SECONDS / 2
+        box.client.shutdown()
+        serving.result(60)
 
 
 def test_a_server_without_idle_is_looked_at_and_left_at_once(state: Path, run: Run) -> None:

@@ -381,7 +381,8 @@ def _uids_from(box: BaseMailBox, start: int) -> list[int]:
 def _wait(box: BaseMailBox) -> None:
     """Until something may have come; without IDLE, for a while."""
     if "IDLE" in box.client.capabilities:
-        answers = box.idle.wait(timeout=IDLE_SECONDS)
+        with box.idle as idle:
+            answers = _came_with_consent(box) or idle.poll(timeout=IDLE_SECONDS)
         if any(b"BYE" in answer for answer in answers):
             raise MailboxError("the server says goodbye")
         if answers:
@@ -390,6 +391,27 @@ def _wait(box: BaseMailBox) -> None:
         # The server has no way to tell; but a connection that ends, at either side, is heard at once.
         select.select([box.client.sock], [], [], POLL_SECONDS)
     box.client.noop()
+
+
+def _came_with_consent(box: BaseMailBox) -> list[bytes]:
+    """What the server said together with its "+ idling": a mail that came since the last look.
+
+    It is in the client's buffer by now, where poll(2) does not see it, and would be noticed with the next mail.
+    """
+    client, lines = box.client, []
+    patience = client.sock.gettimeout()
+    client.sock.settimeout(0)
+    try:
+        while True:
+            lines.append(client._get_line())  # noqa: SLF001 - as imap-tools' poll reads
+    except OSError:
+        return lines
+    except imaplib.IMAP4.abort as err:
+        if "EOF" not in str(err):  # half a line
+            raise
+        return lines  # nothing more; if it is the end, the wait says so
+    finally:
+        client.sock.settimeout(patience)
 
 
 def _sizes(box: BaseMailBox, uids: Sequence[int]) -> dict[int, Facts]:
