@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from everdeck.server import serving
+from everdeck.wire import frames, requests
 from support.cli_daemon import PATIENCE_SECONDS
 from support.web_served import Served, served_at
 
@@ -41,6 +44,25 @@ def test_a_thousand_idle_connections_keep_nobody_from_working(served: Served) ->
         with served.client() as api:
             assert api.get("/api/v1/workers").status_code == 200
     served.person.types("rm", "late")
+
+
+def test_a_caller_that_takes_every_place_at_the_decks_socket_keeps_nobody_out(served: Served) -> None:
+    """Streams that never end, more than there are descriptors: the others are answered, by either door."""
+    follow = frames.packed(frames.Ask(1, frames.raw(requests.Follow(0)), None))
+    with contextlib.ExitStack() as stack:
+        place = os.open(served.person.state, os.O_PATH)  # its name may be longer than an address
+        stack.callback(os.close, place)
+        for _ in range(IDLE):
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+            # So long it waits for its turn in the listener's queue, which a Python timeout would not do.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(PATIENCE_SECONDS), 0))
+            connection.connect(f"/proc/self/fd/{place}/deck.sock")
+            with contextlib.suppress(ConnectionError):  # it is cut off
+                connection.sendall(follow)
+        assert [worker["name"] for worker in served.person.seen()["workers"]] == ["alice"]
+        served.person.types("restart", "alice")
+        with served.client() as api:
+            assert api.get("/api/v1/workers").status_code == 200
 
 
 def test_an_expensive_pattern_takes_the_time_of_reading(served: Served) -> None:

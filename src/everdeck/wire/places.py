@@ -7,6 +7,7 @@ connections and says nothing takes places only from itself.
 
 import os
 import resource
+from collections.abc import Callable
 from typing import Final, Protocol
 
 MOST_CONNECTIONS: Final = 4096
@@ -35,13 +36,18 @@ class Places:
         self._fewest = self._most = fewest
         self._counted_at = float("-inf")
 
-    def arrived(self, guest: Guest, peer: str, now: float) -> bool:
-        """A new connection; False if there is no room for it because everybody else has a request under way."""
+    def arrived(self, guest: Guest, peer: str, now: float, crowding: Callable[[], Guest | None] | None = None) -> bool:
+        """A new connection; False if there is no room for it because everybody else has a request under way.
+
+        ``crowding`` is asked who should make room all the same.
+        """
         self._all += 1
         self.silent(guest, peer, now)
         leaving: Guest | None = None
         if self._all > self._room(now):
             leaving = next(iter(self._silent))
+            if leaving is guest and crowding is not None:
+                leaving = crowding() or guest
         elif self._silent_of[peer] > MOST_SILENT_PER_PEER:
             oldest, since = next((one, since) for one, (whose, since) in self._silent.items() if whose == peer)
             # A crowd that has just come may be about to speak.

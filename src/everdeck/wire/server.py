@@ -18,6 +18,7 @@ import contextlib
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, cast
@@ -44,6 +45,7 @@ FIRST_FRAME_SECONDS: Final = 30.0
 STALLED_READER_SECONDS: Final = 30.0
 FEWEST_CONNECTIONS: Final = 128
 """As many there may be even where workers have taken nearly all descriptors: every member of the deck is one."""
+MANY_OF_ONE_PROCESS: Final = 16
 MOST_OF_ANOTHER_ACCOUNT: Final = 64
 MOST_BYTES_OF_ANOTHER_ACCOUNT: Final = 1 << 20
 MOST_LINES_OF_ANOTHER_ACCOUNT: Final = 10_000
@@ -147,6 +149,14 @@ class WireServer:
         """How many connections an account has."""
         return sum(one.peer.uid == uid for one in self._connections)
 
+    def crowding(self) -> "_Connection | None":
+        """Of the process that has the most connections, and many, the oldest that only listens: it can ask again."""
+        pid, count = Counter(one.peer.pid for one in self._connections).most_common(1)[0]
+        if count <= MANY_OF_ONE_PROCESS:
+            return None
+        listening = (one for one in self._connections if one.peer.pid == pid and one.only_listens)
+        return min(listening, key=_age, default=None)
+
     def looks_of(self, uid: int) -> asyncio.Semaphore:
         """The turns of another account at looking."""
         return self._looks.setdefault(uid, asyncio.Semaphore(MOST_LOOKS_OF_ANOTHER_ACCOUNT))
@@ -205,13 +215,18 @@ class _Connection(asyncio.Protocol):
         self.socket = borrowed
         self._server.begun(self)
         self._deadline = self._loop.call_later(FIRST_FRAME_SECONDS, transport.abort)
-        if self._server.places.arrived(self, self._account, self._loop.time()):
+        if self._server.places.arrived(self, self._account, self._loop.time(), self._server.crowding):
             transport.write(self._server.welcome)
 
     @property
     def _is_guest(self) -> bool:
         """Is it of another account?"""
         return self._grant is not OWN_GRANT
+
+    @property
+    def only_listens(self) -> bool:
+        """Has it streams, and nothing else that somebody waits for?"""
+        return bool(self._streams) and not self.acts and self.member is None
 
     @property
     def _account(self) -> str:
