@@ -8,11 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from everdeck import Deck, State, UnknownWorker
+from everdeck.errors import StateDirRefused
 from support.cli_daemon import EVERDECK, Person
 from support.waiting import until
 
@@ -129,3 +131,23 @@ def test_a_worker_stopped_by_hand_stays_stopped_when_the_daemon_starts_again(tmp
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir], ids=["a pipe", "a directory"])
+def test_something_else_in_place_of_a_log_fails_its_own_worker(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    """Opening a pipe would wait for a reader for ever; nobody waits, and only this worker cannot be started."""
+    current = tmp_path / "state" / "workers" / "odd" / "log" / "current"
+    with Deck(tmp_path / "state") as deck:
+        deck.start("odd", FOREVER)
+        deck.stop("odd")
+        current.unlink()
+        put(current)
+        with pytest.raises(StateDirRefused, match="log/current"):
+            deck.start("odd", FOREVER)
+        assert deck.logs("odd") == []
+        assert deck.start("fine", FOREVER).state is State.RUNNING
+    with Deck(tmp_path / "state") as deck:
+        assert {status.name: status.state for status in deck.list()} == {"fine": "running", "odd": "stopped"}
+        current.rmdir() if current.is_dir() else current.unlink()
+        assert deck.start("odd", FOREVER).state is State.RUNNING
+        deck.stop_all()
