@@ -18,6 +18,7 @@ from everdeck.deck.health import HealthKeeper
 from everdeck.kernel import identity as ids
 from everdeck.model import Health
 
+PATIENCE_SECONDS = 60
 ENV = {"PATH": os.environ["PATH"], "EVERDECK_COOKIE": "test"}
 
 
@@ -160,6 +161,40 @@ def test_http_that_does_not_answer_in_time_has_failed(manner: str) -> None:
         await server.wait_closed()
 
     run(scenario)
+
+
+def test_a_resolver_that_does_not_answer_keeps_nobody_else_waiting(
+    web: tuple[type[Answers], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of one worker's check hangs, again and again: the others are asked, and threads are free for others."""
+    look_up, asked, over = socket.getaddrinfo, [], threading.Event()
+
+    def hanging(host: str, *rest: Any, **options: Any) -> Any:
+        if host == "gone.test" and not options.get("flags"):
+            asked.append(host)
+            over.wait(PATIENCE_SECONDS)
+        return look_up(host, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hanging)
+
+    async def scenario(told: Told) -> None:
+        often = {"interval_seconds": 0.001, "timeout_seconds": 0.01, "failures": 40}  # more than any pool has threads
+        told.watch("web", Health(http="http://gone.test:80/", **often), already_ready=True)
+        told.watch("port", Health(tcp="gone.test:80", **often), already_ready=True)
+        reasons = sorted([await told.next() for _ in range(2)])
+        assert [(kind, name) for kind, name, _ in reasons] == [("unhealthy", "port"), ("unhealthy", "web")]
+        assert all("no answer within 0.01 s" in reason for _, _, reason in reasons)
+        told.watch("fine", Health(http=f"http://localhost:{web[1]}/", timeout_seconds=PATIENCE_SECONDS))
+        while (said := await told.next())[1] != "fine":
+            pass
+        assert said == ("ready", "fine")
+        assert await asyncio.to_thread(lambda: "free") == "free"
+        assert asked == ["gone.test"], "one thread for one name"
+
+    try:
+        run(scenario)
+    finally:
+        over.set()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])

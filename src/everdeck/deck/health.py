@@ -23,6 +23,7 @@ import http.client
 import json
 import os
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,7 @@ from everdeck.child import EVENT_FIELD, LIFELINE_FD_ENV, PORT_ENV
 from everdeck.clock import Clock
 from everdeck.deck import reaching
 from everdeck.deck.attention import Attention
+from everdeck.deck.naming import Address, Names
 from everdeck.errors import EverdeckError
 from everdeck.kernel import exits
 from everdeck.kernel.birth import Birth
@@ -165,6 +167,7 @@ class HealthKeeper:
         self._watched: dict[str, _Watched] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
+        self._names = Names()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def open(self) -> None:
@@ -387,7 +390,7 @@ class HealthKeeper:
             return lambda: self._ask_http(url, health.timeout_seconds)
         if health.tcp is not None:
             host, _, tcp_port = health.tcp.replace("$PORT", number).rpartition(":")
-            return lambda: _ask_tcp(host.strip("[]"), tcp_port, health.timeout_seconds)
+            return lambda: self._ask_tcp(host.strip("[]"), tcp_port, health.timeout_seconds)
         if health.command is not None:
             command = health.command
             its_env = {key: value for key, value in env.items() if key != LIFELINE_FD_ENV}
@@ -427,15 +430,40 @@ class HealthKeeper:
         if self._threads is None:
             self._threads = concurrent.futures.ThreadPoolExecutor(_HTTP_THREADS, "everdeck-health")
         asking = _HttpQuestion(url, timeout_seconds)
-        answer = self._running_loop().run_in_executor(self._threads, asking.answer)
         try:
             async with asyncio.timeout(timeout_seconds):
+                addresses = await self._names.addresses(asking.host, asking.port)
+                answer = self._running_loop().run_in_executor(self._threads, asking.answer, addresses)
+                answer.add_done_callback(lambda done: done.cancelled() or done.exception())
                 return await asyncio.shield(answer)
         except TimeoutError:
             return f"GET {url}: no answer within {timeout_seconds:g} s"
+        except OSError as err:
+            return f"GET {url}: {err.strerror or err}"
         finally:
             asking.give_up()  # a server that drips its answer byte by byte must not keep the thread
-            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _ask_tcp(self, host: str, port: str, timeout_seconds: float) -> str | None:
+        failed = OSError("it has no address")
+        if not port.isdecimal():
+            return f"connect {host}:{port}: not a port"
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                for _, address in await self._names.addresses(host, int(port)):
+                    try:
+                        _, writer = await asyncio.open_connection(*address[:2])
+                    except OSError as err:
+                        failed = err
+                        continue
+                    writer.close()
+                    with contextlib.suppress(OSError):
+                        await writer.wait_closed()
+                    return None
+        except TimeoutError:
+            return f"connect {host}:{port}: no answer within {timeout_seconds:g} s"
+        except OSError as err:
+            failed = err
+        return f"connect {host}:{port}: {failed.strerror or failed}"
 
     def _listening(self) -> Attention:
         if self._attention is None:
@@ -457,13 +485,21 @@ class _HttpQuestion:
     def __init__(self, url: str, timeout_seconds: float) -> None:
         self._url = url
         parts = urlsplit(url)
-        make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self.host = parts.hostname or ""
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        self._connection = make(parts.hostname or "", parts.port, timeout=timeout_seconds)
+        self._timeout_seconds = timeout_seconds
+        self._connection = (
+            http.client.HTTPConnection(self.host, parts.port, timeout=timeout_seconds)
+            if self._tls is None
+            else http.client.HTTPSConnection(self.host, parts.port, timeout=timeout_seconds, context=self._tls)
+        )
+        self.port = self._connection.port
 
-    def answer(self) -> str | None:
-        """Runs in a thread."""
+    def answer(self, addresses: list[Address]) -> str | None:
+        """Runs in a thread. The name was looked up before, because that may take longer than a thread has."""
         try:
+            self._connection.sock = self._connected(addresses)
             self._connection.request("GET", self._target, headers={"User-Agent": "everdeck", "Connection": "close"})
             status = self._connection.getresponse().status
         except (OSError, http.client.HTTPException) as err:
@@ -472,26 +508,25 @@ class _HttpQuestion:
             self._connection.close()
         return None if status in _GOOD_STATUS else f"HTTP {status} from {self._url}"
 
+    def _connected(self, addresses: list[Address]) -> socket.socket:
+        failed = OSError("it has no address")
+        for family, address in addresses:
+            plain = socket.socket(family, socket.SOCK_STREAM)
+            plain.settimeout(self._timeout_seconds)
+            try:
+                plain.connect(address)
+                return plain if self._tls is None else self._tls.wrap_socket(plain, server_hostname=self.host)
+            except OSError as err:
+                plain.close()
+                failed = err
+        raise failed
+
     def give_up(self) -> None:
         """Wake the thread if it still waits for the socket."""
         waiting = self._connection.sock
         if waiting is not None:
             with contextlib.suppress(OSError):
                 waiting.shutdown(socket.SHUT_RDWR)
-
-
-async def _ask_tcp(host: str, port: str, timeout_seconds: float) -> str | None:
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            _, writer = await asyncio.open_connection(host, port)
-    except TimeoutError:
-        return f"connect {host}:{port}: no answer within {timeout_seconds:g} s"
-    except OSError as err:
-        return f"connect {host}:{port}: {err.strerror or err}"
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-    return None
 
 
 async def _ask_command(
