@@ -6,7 +6,19 @@ the worker chose (its working directory, its environment, its program) is looked
 """
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+
+class Program(NamedTuple):
+    """What is exec'ed, and what it has open: 0, 1, 2 and ``keep_fds``."""
+
+    command: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    stdio: tuple[int, int, int]
+    keep_fds: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

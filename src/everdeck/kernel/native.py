@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from everdeck.errors import KernelError
-from everdeck.kernel.birth import Birth
+from everdeck.kernel.birth import Birth, Program
 
 STEPS: Final = (
     "clone",
@@ -53,19 +53,12 @@ def available() -> bool:
     return _library() is not None
 
 
-def spawn(
-    command: Sequence[str],
-    env: Mapping[str, str],
-    cwd: str,
-    stdio: tuple[int, int, int],
-    keep_fds: Sequence[int],
-    birth: Birth,
-) -> tuple[int, int]:
+def spawn(program: Program, birth: Birth) -> tuple[int, int]:
     """Start it; the pid and a pidfd. Returns when the program has been exec'ed, raises :class:`Refused`."""
     library = _library()
     if library is None:
         raise Refused("clone", errno.ENOSYS)
-    order = _order(command, env, cwd, stdio, keep_fds, birth)
+    order = _order(program, birth)
     answer = _Answer()
     cgroup_fd = _AS_IT_IS
     if birth.cgroup is not None:
@@ -133,21 +126,14 @@ class _Answer(ctypes.Structure):
     )
 
 
-def _order(
-    command: Sequence[str],
-    env: Mapping[str, str],
-    cwd: str,
-    stdio: tuple[int, int, int],
-    keep_fds: Sequence[int],
-    birth: Birth,
-) -> _Order:
+def _order(program: Program, birth: Birth) -> _Order:
     order = _Order()
-    order.programs = _texts(_candidates(command[0], env))
-    order.argv = _texts([os.fsencode(word) for word in command])
-    order.envp = _texts([os.fsencode(f"{key}={value}") for key, value in env.items()])
-    order.cwd = os.fsencode(cwd)
-    order.keep = (ctypes.c_int * len(keep_fds))(*keep_fds)
-    order.keep_count = len(keep_fds)
+    order.programs = _texts(_candidates(program.command[0], program.env))
+    order.argv = _texts([os.fsencode(word) for word in program.command])
+    order.envp = _texts([os.fsencode(f"{key}={value}") for key, value in program.env.items()])
+    order.cwd = os.fsencode(program.cwd)
+    order.keep = (ctypes.c_int * len(program.keep_fds))(*program.keep_fds)
+    order.keep_count = len(program.keep_fds)
     groups = birth.groups or ()
     order.groups = (ctypes.c_uint * len(groups))(*groups)
     order.groups_count = _AS_IT_IS if birth.groups is None else len(groups)
@@ -158,7 +144,7 @@ def _order(
     order.gid = _AS_IT_IS if birth.gid is None else birth.gid
     order.open_files = _AS_IT_IS if birth.open_files is None else birth.open_files
     order.open_files_soft = _AS_IT_IS if birth.open_files_soft is None else birth.open_files_soft
-    order.stdio = stdio
+    order.stdio = program.stdio
     order.umask = _AS_IT_IS if birth.umask is None else birth.umask
     order.nice = _NICE_AS_IT_IS if birth.nice is None else birth.nice
     order.ruleset_fd = _AS_IT_IS if birth.ruleset_fd is None else birth.ruleset_fd

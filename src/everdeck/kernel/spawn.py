@@ -30,7 +30,7 @@ from typing import Final
 from everdeck.errors import ProcessGone, ResourceExhausted, SpawnFailed
 from everdeck.kernel import identity as ids
 from everdeck.kernel import native
-from everdeck.kernel.birth import Birth
+from everdeck.kernel.birth import Birth, Program
 from everdeck.model import Identity
 
 # What the host may have set to "ignore" and a worker should not inherit. SIGPIPE and SIGXFSZ are put back by Popen.
@@ -122,21 +122,21 @@ def spawn(
         birth = replace(birth, umask=_workers_umask)
     if birth.open_files is None and _workers_open_files is not None:
         birth = replace(birth, open_files_soft=_workers_open_files)
-    stdio = (stdin_fd, stdout_fd, stderr_fd)
+    program = Program(command, env, cwd, (stdin_fd, stdout_fd, stderr_fd), keep_fds)
     try:
-        return _spawn_natively(command, env, cwd, stdio, keep_fds, birth)
+        return _spawn_natively(program, birth)
     except native.Refused as err:
         if err.step != "clone" or err.number not in _NO_CLONE3:
             raise _as_error(err, command[0], cwd) from err
     if birth.is_plain and not may_hang and not _signals_need_undoing():
         try:
             with _soft_limit(birth.open_files_soft):
-                return _held(_popen(command, env, cwd, stdio, keep_fds, birth.umask))
+                return _held(_popen(program, birth.umask))
         except ResourceExhausted:
             if birth.open_files_soft is None:
                 raise
             # We have more open than the worker may: the limit cannot be lent to it on the way, so it lowers its own.
-    return _spawn_through_launcher(command, env, cwd, stdio, keep_fds, birth)
+    return _spawn_through_launcher(program, birth)
 
 
 def identify(child: Child) -> Identity:
@@ -163,25 +163,19 @@ def python_program() -> str:
     return "python3"
 
 
-def _popen(
-    command: Sequence[str],
-    env: Mapping[str, str],
-    cwd: str,
-    stdio: tuple[int, int, int],
-    keep_fds: Sequence[int],
-    umask: int | None,
-) -> int:
+def _popen(program: Program, umask: int | None) -> int:
     """The pid of the exec'ed child. The Popen object is told that it need not care for it."""
-    stdin_fd, stdout_fd, stderr_fd = stdio
+    command, cwd = program.command, program.cwd
+    stdin_fd, stdout_fd, stderr_fd = program.stdio
     try:
         child = subprocess.Popen(
             command,
-            env=env,
+            env=program.env,
             cwd=cwd,
             stdin=stdin_fd,
             stdout=stdout_fd,
             stderr=stderr_fd,
-            pass_fds=keep_fds,
+            pass_fds=program.keep_fds,
             start_new_session=True,
             umask=-1 if umask is None else umask,
         )
@@ -233,32 +227,19 @@ def _signals_need_undoing() -> bool:
     return any(_signal.getsignal(number) == _signal.SIG_IGN for number in _WATCHED_SIGNALS)
 
 
-def _spawn_natively(
-    command: Sequence[str],
-    env: Mapping[str, str],
-    cwd: str,
-    stdio: tuple[int, int, int],
-    keep_fds: Sequence[int],
-    birth: Birth,
-) -> Child:
+def _spawn_natively(program: Program, birth: Birth) -> Child:
     try:
-        pid, pidfd = native.spawn(command, env, cwd, stdio, keep_fds, birth)
+        pid, pidfd = native.spawn(program, birth)
     except native.Refused as err:
         if err.step != "cgroup" or birth.cgroup_required:
             raise
         birth = replace(birth, cgroup=None)
-        pid, pidfd = native.spawn(command, env, cwd, stdio, keep_fds, birth)
+        pid, pidfd = native.spawn(program, birth)
     return Child(pidfd, pid, in_cgroup=birth.cgroup is not None)
 
 
-def _spawn_through_launcher(
-    command: Sequence[str],
-    env: Mapping[str, str],
-    cwd: str,
-    stdio: tuple[int, int, int],
-    keep_fds: Sequence[int],
-    birth: Birth,
-) -> Child:
+def _spawn_through_launcher(program: Program, birth: Birth) -> Child:
+    command, env, cwd, stdio, keep_fds = program
     report_fd, child_report_fd = os.pipe2(os.O_CLOEXEC)
     orders_fd = os.memfd_create("everdeck-orders")
     try:
@@ -275,7 +256,7 @@ def _spawn_through_launcher(
         words = [python_program(), "-I", "-S", launcher, str(orders_fd)]
         fds = [*keep_fds, child_report_fd, orders_fd, *(() if birth.ruleset_fd is None else (birth.ruleset_fd,))]
         # An empty environment: whatever the worker's says about the loader or about Python is for the worker.
-        pid = _popen(words, {}, "/", stdio, fds, None)
+        pid = _popen(Program(words, {}, "/", stdio, fds), None)
         os.close(child_report_fd)
         child_report_fd = -1
         child = _held(pid)
