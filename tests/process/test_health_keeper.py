@@ -163,6 +163,19 @@ def test_http_that_does_not_answer_in_time_has_failed(manner: str) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("where", [{"http": "http://a..b:80/"}, {"tcp": "a..b:80"}], ids=["http", "tcp"])
+def test_a_name_that_cannot_be_looked_up_is_a_failed_check(where: dict[str, str]) -> None:
+    """A name that cannot even be asked about is told like one that nobody knows."""
+
+    async def scenario(told: Told) -> None:
+        told.watch("alice", Health(**where, interval_seconds=0.01, failures=1), already_ready=True)  # type: ignore[arg-type]
+        kind, _, reason = await told.next()
+        assert kind == "unhealthy"
+        assert "a..b" in reason
+
+    run(scenario)
+
+
 def test_a_resolver_that_does_not_answer_keeps_nobody_else_waiting(
     web: tuple[type[Answers], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

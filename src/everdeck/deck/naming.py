@@ -26,7 +26,7 @@ class Names:
         return [(family, (address[0], port, *address[2:])) for family, address in await self._of_host(host)]
 
     async def _of_host(self, host: str) -> list[Address]:
-        with contextlib.suppress(socket.gaierror):  # an address is its own answer
+        with contextlib.suppress(socket.gaierror, UnicodeError):  # an address is its own answer
             return _looked_up(host, socket.AI_NUMERICHOST)
         answer = self._asked.get(host)
         if answer is None:
