@@ -252,6 +252,7 @@ def test_an_account_that_asks_for_every_log_at_once_gets_a_few_at_a_time(
                 await eventually(lambda: len(library.asked) == most)
             await eventually(lambda: sum(len(one.acts) for one in served._connections) == 4 * most)
             assert library.asked == [("a", 10_000)] * most
+            await served.drain()  # who leaves does not wait for them
 
             peers[1][1].close()
             await eventually(lambda: len(served._connections) == 1)

@@ -96,9 +96,12 @@ class WireServer:
         return [one.member for one in sorted(self._connections, key=_age) if one.member is not None]
 
     async def drain(self) -> None:
-        """Take no more questions, and wait for the verbs that are being carried out."""
+        """Take no more questions, and wait for the verbs that are being carried out.
+
+        Not for looks of other accounts: they last until their asker reads, and can be asked of the next owner.
+        """
         self.draining = True
-        waiting = [task for one in self._connections for task in one.acts]
+        waiting = [task for one in self._connections for task in one.acts - one.looks]
         if waiting:
             await asyncio.wait(waiting)
 
@@ -192,6 +195,7 @@ class _Connection(asyncio.Protocol):
         self.since = datetime.now(UTC)
         self.socket: socket.socket | None = None
         self.acts: set[asyncio.Task[None]] = set()
+        self.looks: set[asyncio.Task[None]] = set()
         self._queued: set[asyncio.Task[None]] = set()
         self.member: Member | None = None
 
@@ -349,11 +353,9 @@ class _Connection(asyncio.Protocol):
         else:
             one_of_many = self._is_guest and verb.deed is None
             task = self._loop.create_task((self._answer_in_turn if one_of_many else self._answer)(ask, verb, caller))
-            if one_of_many:
-                self._queued.add(task)
-                task.add_done_callback(self._queued.discard)
-            self.acts.add(task)
-            task.add_done_callback(self.acts.discard)
+            for tasks in (self.acts, self.looks, self._queued) if one_of_many else (self.acts,):
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
         self._server.places.busy(self)
         if len(self.acts) + len(self._streams) >= MOST_AT_ONCE and self._transport is not None:
             self._transport.pause_reading()
