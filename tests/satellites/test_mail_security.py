@@ -35,32 +35,37 @@ AGAIN = Restart("always", max_crashes=1000, backoff_seconds=0.05, backoff_cap_se
 @needs_dovecot
 @needs_smtpd
 @needs_submission
-@pytest.mark.parametrize("way", ["tls", "starttls"])
-def test_a_certificate_is_checked_and_a_wrong_password_is_said(state: Path, run: Run, way: str) -> None:
+def test_a_certificate_is_checked_and_a_wrong_password_is_said(state: Path, run: Run) -> None:
     """Nothing is said to a server that cannot prove who it is; with its authority both directions work."""
 
     async def scenario(imap: Dovecot, smtp: Smtpd) -> None:
         imap.deliver(a_mail("over tls"))
-        incoming = {"password": imap.password, "host": "localhost", "tls": way, "first_run": "take"}
+        async with AsyncDeck(state) as deck, asyncio.TaskGroup() as ways:
+            for way in ("tls", "starttls"):
+                ways.create_task(in_this_way(deck, imap, smtp, way))
+
+    async def in_this_way(deck: AsyncDeck, imap: Dovecot, smtp: Smtpd, way: str) -> None:
+        incoming = {"password": imap.password, "host": "localhost", "tls": way, "first_run": "take", "after": "keep"}
         incoming["port"] = imap.tls_port if way == "tls" else imap.port
         outgoing = {"port": imap.submissions_port if way == "tls" else imap.submission_port, "tls": way}
         outgoing |= {"user": imap.user}
         known = {"SSL_CERT_FILE": str(imap.cert)}
-        async with AsyncDeck(state) as deck:
-            await deck.start("in", Satellite.gmail(imap.user, **incoming))
-            await deck.start("out", Satellite.smtp("localhost", password="wrong", **outgoing))
-            await deck.send("out", to="alice@example.org", text="sealed")
-            for name in ("in", "out"):
-                await eventually(lambda name=name: _says(deck, name, "certificate"), f"{name} trusts nobody")
-            assert imap.password not in ((await deck.feed("in")).error or "")
-            await deck.start("in", Satellite.gmail(imap.user, env=known, **incoming), replace=True)
-            await deck.start("out", Satellite.smtp("localhost", password="wrong", env=known, **outgoing), replace=True)
-            async with deck.messages("in") as messages, await anext(messages) as message:
-                assert message.text.strip() == "over tls"
-            await eventually(lambda: _says(deck, "out", "refuses the password of bob"), "the password is wrong")
-            right = Satellite.smtp("localhost", password=imap.password, env=known, **outgoing)
-            await deck.start("out", right, replace=True)
-            await eventually(lambda: any(b"sealed" in mail for mail in smtp.taken()), "it was sent")
+        reader, writer = f"in-{way}", f"out-{way}"
+        await deck.start(reader, Satellite.gmail(imap.user, **incoming))
+        await deck.start(writer, Satellite.smtp("localhost", password="wrong", **outgoing))
+        await deck.send(writer, to="alice@example.org", text=f"sealed by {way}.")
+        for name in (reader, writer):
+            await eventually(lambda name=name: _says(deck, name, "certificate"), f"{name} trusts nobody")
+        assert imap.password not in ((await deck.feed(reader)).error or "")
+        await deck.start(reader, Satellite.gmail(imap.user, env=known, **incoming), replace=True)
+        await deck.start(writer, Satellite.smtp("localhost", password="wrong", env=known, **outgoing), replace=True)
+        async with deck.messages(reader) as messages, await anext(messages) as message:
+            assert message.text.strip() == "over tls"
+        await eventually(lambda: _says(deck, writer, "refuses the password of bob"), "the password is wrong")
+        right = Satellite.smtp("localhost", password=imap.password, env=known, **outgoing)
+        await deck.start(writer, right, replace=True)
+        words = f"sealed by {way}.".encode()
+        await eventually(lambda: any(words in mail for mail in smtp.taken()), "it was sent")
 
     with Smtpd() as smtp, Dovecot(tls=True, relay=smtp.port) as imap:
         run(lambda: scenario(imap, smtp))
