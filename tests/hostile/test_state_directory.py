@@ -100,7 +100,6 @@ def test_a_registry_that_was_readable_is_closed_at_open(place: Path, mallory: Ac
     person = Person(state)
     try:
         person.types("up", "--detach", "--no-http")
-        person.types("start", "alice", "--", *SLEEPER)
         person.kills(person.owner())
         for name in ("deck.db", "deck.db-wal", "deck.db-shm"):
             (state / name).chmod(0o644)
@@ -116,12 +115,13 @@ def test_workers_keep_the_umask_of_the_person_who_typed_up(place: Path, mallory:
     person = Person(place / "state")
     try:
         person.types("up", "--detach", "--no-http", umask=0o027)
-        for name in ("alice", "bob"):
-            owner = Path(f"/proc/{person.owner()}/status").read_text()
-            assert "Umask:\t0077" in owner
-            person.types("start", name, "--", *SLEEPER)
-            assert "Umask:\t0027" in Path(f"/proc/{person.worker(name)['pid']}/status").read_text()
-            person.types("reload")
+        person.types("start", "alice", "--", *SLEEPER)
+        person.types("reload")
+        person.types("start", "bob", "--", *SLEEPER)
+        seen = person.seen()
+        assert "Umask:\t0077" in Path(f"/proc/{seen['owner_pid']}/status").read_text()
+        for worker in seen["workers"]:
+            assert "Umask:\t0027" in Path(f"/proc/{worker['pid']}/status").read_text(), worker["name"]
     finally:
         person.leaves()
 
@@ -139,9 +139,10 @@ def test_the_daemon_imports_nothing_from_where_it_was_typed(place: Path, mallory
     try:
         person.types("up", "--detach", "--no-http", cwd=trap)
         person.types("reload", cwd=trap)
-        assert person.seen()["supervised"]
+        seen = person.seen()
+        assert seen["supervised"]
         assert not sprung.exists()
-        person.kills(person.owner())
+        person.kills(seen["owner_pid"])
         # As a module, without -P: this first program has the trap on its path by the person's own choice, so it is
         # started elsewhere and its daemon is reloaded from there.
         words = [sys.executable, "-m", "everdeck.cli", "--state", str(person.state), "up", "--detach", "--no-http"]
