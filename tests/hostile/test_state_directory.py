@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from everdeck import AsyncDeck
-from everdeck.errors import StateDirRefused
-from everdeck.model import Restart
+from everdeck import AsyncDeck, disk
+from everdeck.deck import rights
+from everdeck.errors import SpecError, StateDirRefused
+from everdeck.model import Restart, WorkerSpec
 from support.cli_daemon import Person
 from support.hostile_accounts import Account
 
@@ -189,3 +190,19 @@ def test_directories_without_end_are_removed_and_keep_no_owner_from_starting(tmp
     asyncio.run(scenario())
     assert list((state / "workers").iterdir()) == []
     assert [path.name for path in treasure.iterdir()] == ["gold"]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="os.fwalk needs no stack there")
+def test_directories_without_end_are_not_given_to_another_account(
+    place: Path, mallory: Account, victim: Account
+) -> None:
+    """Its files follow a worker to its new account; where they cannot be followed, the start is refused in words."""
+    home = place / "state/workers/alice"
+    _nested(home / "data")
+    os.chown(home / "data", mallory.uid, mallory.gid)
+    try:
+        with pytest.raises(SpecError, match="too deep"):
+            rights.furnish(WorkerSpec(("true",), user=victim.name), home, place / "state")
+        assert (home / "data").stat().st_uid == mallory.uid
+    finally:
+        disk.remove_tree(home)
