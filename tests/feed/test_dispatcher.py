@@ -831,3 +831,111 @@ def test_the_delay_doubles_up_to_the_cap() -> None:
     retry = Retry(seconds=1, cap_seconds=10)
     assert [retry.delay(attempt, 1.0) for attempt in (1, 2, 3, 4, 5, 1000)] == [1, 2, 4, 8, 10, 10]
     assert retry.delay(3, 0.0) == 2
+
+
+@contextmanager
+def held_commit(store: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The loop does not hear of a commit until the end of the block; the answer is set once it has happened."""
+    committed, may_go = threading.Event(), threading.Event()
+    commit = store._commit
+
+    def held() -> None:
+        commit()
+        committed.set()
+        assert may_go.wait(60)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_commit", held)
+        try:
+            yield committed
+        finally:
+            may_go.set()
+
+
+async def cancelled_in_its_commit(work: Any, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start it, and cancel it after its commit, before it hears of that."""
+    task = asyncio.ensure_future(work)
+    with held_commit(store, monkeypatch) as committed:
+        assert await asyncio.to_thread(committed.wait, 60)
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 60)
+
+
+def test_a_stop_during_a_commit_counts_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The committer is cancelled when its group is in the file already: it is not written again."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
+            await fill(stream, "a")
+            (item,) = await take(dispatcher)
+            with held_commit(stream.inbox.store, monkeypatch) as committed:
+                done = asyncio.ensure_future(item.done())
+                assert await asyncio.to_thread(committed.wait, 60)
+                stopping = asyncio.ensure_future(dispatcher.stop(0))
+                while dispatcher._committer is not None:  # noqa: ASYNC110 - turns of the loop, not time
+                    await asyncio.sleep(0)
+            await asyncio.wait_for(stopping, 60)
+            await asyncio.wait_for(done, 60)
+
+    asyncio.run(scenario())
+    connection = sqlite3.connect(tmp_path / "bot.db")
+    assert connection.execute("SELECT done FROM everdeck_stream").fetchall() == [(1,)]
+    connection.close()
+
+
+def test_a_transaction_that_is_cancelled_in_its_commit_is_known_to_be_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The item is acked, and what waits for the commit (a reply) hears of it."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
+            await fill(stream, "a")
+            (item,) = await take(dispatcher)
+            heard: list[str] = []
+
+            async def work() -> None:
+                async with item.transaction() as db:
+                    db.after_commit(lambda: heard.append("committed"))
+
+            await cancelled_in_its_commit(work(), stream.inbox.store, monkeypatch)
+            assert item.acked
+            assert heard == ["committed"]
+            item.settle_as_handed_back()
+            assert (stream.counts().done, stream.waiting) == (1, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_whose_storing_is_cancelled_in_its_commit_is_handled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a webhook's request may be: sent again it is known already, so it must have been taken."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
+            batch = [Record(1, b"{}")]
+            await cancelled_in_its_commit(stream.store(batch, sync=False), stream.inbox.store, monkeypatch)
+            assert (await stream.store(batch)).duplicates == 1
+            (item,) = await take(dispatcher)
+            await item.done()
+
+    asyncio.run(scenario())
+
+
+def test_at_most_once_a_take_that_is_cancelled_in_its_commit_leaves_a_dead_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was finished before it was handled, and nobody got it: a person can see that."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db", delivery="at-most-once") as (stream, dispatcher, _):
+            await fill(stream, "a")
+            await cancelled_in_its_commit(dispatcher.take(), stream.inbox.store, monkeypatch)
+            await asyncio.wait_for(dispatcher.stop(0), 60)
+            assert [letter.id for letter in stream.inbox.dead_letters()] == [0]
+            assert stream.counts().done == 0
+
+    asyncio.run(scenario())

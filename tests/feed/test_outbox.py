@@ -1,8 +1,9 @@
 """Replies: promised with the ack, sent afterwards, in order per chat."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from everdeck.errors import FeedError, PerhapsSent
 from everdeck.feed import Dispatcher, Inbox, Message, Outbox, Record, Retry, consume
 from everdeck.feed.outbox import drop_unsent, retry_unsent
 from everdeck.feed.pace import Limits
+from feed.test_dispatcher import cancelled_in_its_commit
 from support.feed_upstream import Upstream, UpstreamSource, update
 from support.waiting import eventually
 
@@ -266,7 +268,7 @@ def test_what_was_on_the_wire_at_a_crash_is_a_choice(tmp_path: Path, delivery: A
             await asyncio.wait_for(on_the_wire.wait(), 30)
             # As a kill would leave it: what it does when it is cancelled in good order is not wanted here.
             again = Outbox(inbox, delivery=delivery)
-            item.sends.clear()
+            item.sends = None
             async with sending(again, lambda message: sent.append(message.value)):
                 if delivery == "at-most-once":
                     await eventually(again.dead_letters)
@@ -282,6 +284,88 @@ def test_what_was_on_the_wire_at_a_crash_is_a_choice(tmp_path: Path, delivery: A
 
     asyncio.run(scenario())
     assert sent == ["hello"] * sent_in_all
+
+
+def test_a_promise_that_is_cancelled_in_its_commit_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that ran out of time there is run again: its message is found, and must be on its way."""
+    sent: list[str] = []
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            stream = inbox.stream("s")
+            await stream.begin()
+            await stream.store([Record(1, b"1", None)], 2)
+            dispatcher = Dispatcher(stream)
+            await dispatcher.open()
+            (item,) = await dispatcher.take()
+            outbox = Outbox(inbox)
+            async with sending(outbox, lambda message: sent.append(message.value)):
+                await eventually(lambda: outbox._loaded)
+                await cancelled_in_its_commit(outbox.send("hello", item=item), inbox.store, monkeypatch)
+                item.sends = None
+                await asyncio.wait_for(outbox.send("hello", item=item), 60)
+            await item.done()
+            await dispatcher.stop()
+
+    asyncio.run(scenario())
+    assert sent == ["hello"]
+
+
+def test_whoever_asks_while_a_message_is_set_aside_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first who waited has given up; the second comes between the commit and the news of it."""
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            stream = inbox.stream("s")
+            await stream.begin()
+            await stream.store([Record(1, b"1", None)], 2)
+            dispatcher = Dispatcher(stream)
+            await dispatcher.open()
+            (item,) = await dispatcher.take()
+            outbox = Outbox(inbox, max_attempts=1)
+            wired, refuse = asyncio.Event(), asyncio.Event()
+
+            async def send(_message: Message) -> None:
+                wired.set()
+                await refuse.wait()
+                raise RuntimeError("no")
+
+            async with sending(outbox, send):
+                first = asyncio.ensure_future(outbox.send("hello", item=item))
+                await asyncio.wait_for(wired.wait(), 60)
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
+                with _held_write(inbox.store, monkeypatch) as writing:
+                    refuse.set()
+                    assert await asyncio.to_thread(writing.wait, 60)
+                    item.sends = None
+                    second = asyncio.ensure_future(outbox.send("hello", item=item))
+                    await asyncio.sleep(0)
+                with pytest.raises(RuntimeError, match="no"):
+                    await asyncio.wait_for(second, 60)
+            await item.done()
+            await dispatcher.stop()
+
+    asyncio.run(scenario())
+
+
+@contextmanager
+def _held_write(store: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The next write does not begin before the end of the block; the answer is set when it is about to."""
+    writing, may_go = threading.Event(), threading.Event()
+    whole = store._whole
+
+    def held(*arguments: Any) -> Any:
+        writing.set()
+        assert may_go.wait(60)
+        return whole(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_whole", held)
+        try:
+            yield writing
+        finally:
+            may_go.set()
 
 
 def test_the_limits_hold_while_it_sends(tmp_path: Path) -> None:

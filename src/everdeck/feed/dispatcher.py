@@ -175,7 +175,16 @@ class Item:
             raise FeedError(f"{self!r}: its transaction is already committed")
         if self.settled:
             raise FeedError(f"{self!r}: already finished")
-        async with self._dispatcher.stream.inbox.store.transaction() as connection:
+
+        def committed() -> None:
+            crash_point("feed.transaction.committed")
+            self.acked_now()
+            handle.committed()
+            if not self._acked:
+                self._acked = True
+                self._dispatcher.stream.left(waiting=0, done=1)
+
+        async with self._dispatcher.stream.inbox.store.transaction(then=committed) as connection:
             handle = Transaction(connection)
             began = asyncio.get_running_loop().time()
             try:
@@ -191,12 +200,6 @@ class Item:
                 connection.execute(SQL["stream_done"], (1, self._dispatcher.stream.number))
                 self.write_deeds(connection)
                 crash_point("feed.transaction.acked")
-        crash_point("feed.transaction.committed")
-        self.acked_now()
-        handle.committed()
-        if not self._acked:
-            self._acked = True
-            self._dispatcher.stream.left(waiting=0, done=1)
 
     def release(self) -> None:
         """Let the next of its key start and give its slot free, while the work on this one goes on in the background.
@@ -547,11 +550,24 @@ class Dispatcher:
         return picked
 
     async def _taken(self, picked: Sequence[tuple[int, LaneKey]]) -> list[Item]:
+        rows: dict[int, Row] = {}
+        finished_early = False
+
+        def finished(_: None) -> None:
+            nonlocal finished_early
+            finished_early = True
+
         try:
             rows = {row.seq: row for row in await self.stream.rows([seq for seq, _ in picked])}
             if self.finishes_early:
-                await self.stream.inbox.store.write(lambda connection: self._finish_early(connection, list(rows)))
+                await self.stream.inbox.store.write(
+                    lambda connection: self._finish_early(connection, list(rows)), then=finished
+                )
         except BaseException as err:
+            if finished_early:  # cancelled meanwhile: nobody will handle them, and a person must be able to see that
+                for item in self._handed_out(picked, rows):
+                    item.settle_as_handed_back()
+                raise
             for seq, lane in reversed(picked):
                 self._lanes.put_back(seq, lane)
             if isinstance(err, InboxUnavailable):
@@ -559,6 +575,9 @@ class Dispatcher:
                 await asyncio.sleep(DISK_RETRY_SECONDS)  # noqa: TID251 - a disk tells nobody when it is back
                 return []
             raise
+        return self._handed_out(picked, rows)
+
+    def _handed_out(self, picked: Sequence[tuple[int, LaneKey]], rows: dict[int, Row]) -> list[Item]:
         items = []
         for seq, lane in picked:
             row = rows.get(seq)
@@ -697,13 +716,20 @@ class Dispatcher:
             self._write_outcomes(connection, settlements)
             crash_point("feed.commit.outcomes_written")
 
+        def committed(_: None) -> None:
+            nonlocal settlements
+            of_this_group, settlements = settlements, []
+            self._committing = []
+            self._committed(of_this_group)
+
         try:
-            await self.stream.inbox.store.write(write, first=gather)
+            await self.stream.inbox.store.write(write, first=gather, then=committed)
         except BaseException:
             self._settlements[:0] = settlements
-            raise
-        finally:
             self._committing = []
+            raise
+
+    def _committed(self, settlements: Sequence[_Settlement]) -> None:
         crash_point("feed.commit.committed")
         if self._rang_meanwhile:
             self._rang_meanwhile, self._revived = False, True

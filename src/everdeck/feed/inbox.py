@@ -152,13 +152,12 @@ class Inbox:
     @asynccontextmanager
     async def transaction(self) -> "AsyncIterator[Transaction]":
         """A transaction without an item: for the user's own tables (``CREATE TABLE IF NOT EXISTS …``)."""
-        async with self.store.transaction() as connection:
+        async with self.store.transaction(then=lambda: handle.committed()) as connection:  # noqa: PLW0108 - made inside
             handle = Transaction(connection)
             try:
                 yield handle
             finally:
                 handle.end()
-        handle.committed()
 
     # --- dead letters ---
 
@@ -311,8 +310,16 @@ class Stream:
             return Stored(0, 0, restarted_ids=False)
         crash_point("feed.store.begun")
         written = await self.inbox.store.write(
-            lambda connection: self._write_batch(connection, row, records, cursor, by_digest=asked is not None)
+            lambda connection: self._write_batch(connection, row, records, cursor, by_digest=asked is not None),
+            then=self._stored,
         )
+        if sync:
+            await self.synced()
+        await self.inbox.stored_once_more()
+        restarted = written.row.epoch > row.epoch
+        return Stored(len(written.fresh), len(records) - len(written.fresh), restarted)
+
+    def _stored(self, written: "_Written") -> None:
         crash_point("feed.store.committed")
         self._row = written.row
         self._unsynced = True
@@ -321,11 +328,6 @@ class Stream:
             self._remember(written)
         self._arrived.set()
         self.activity.set()
-        if sync:
-            await self.synced()
-        await self.inbox.stored_once_more()
-        restarted = written.row.epoch > row.epoch
-        return Stored(len(written.fresh), len(records) - len(written.fresh), restarted)
 
     def _write_batch(
         self,

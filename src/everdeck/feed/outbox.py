@@ -144,11 +144,11 @@ class Outbox:
         if number is None:
             of = None if item is None else item.seq
             promised = await self.inbox.store.write(
-                lambda connection: self._put_for(connection, key, payload, of, mark)
+                lambda connection: self._put_for(connection, key, payload, of, mark),
+                then=lambda number: self._arrived(number, key),
             )
             crash_point("feed.outbox.promised")
             waiter = self._wait_for(promised)
-            self._arrived(promised, key)
         else:
             waiter = self._wait_for(number)
         return await waiter
@@ -361,6 +361,9 @@ class Outbox:
                         waiter.set_exception(err)
                 return None
             await store.write(lambda connection: _execute(connection, "outbox_dead", error, store.clock(), number))
+            for waiter in self._waiters.pop(number, ()):  # somebody came while it was written
+                if not waiter.done():
+                    waiter.set_exception(err)
             facts = {"number": number, "key": message.key, "attempts": message.attempt, "error": error}
             self._tell("unsent", **facts)
             return None

@@ -250,24 +250,28 @@ class Store:
         *,
         durable: bool = False,
         first: Callable[[], None] | None = None,
+        then: Callable[[_Answer], None] | None = None,
     ) -> _Answer:
         """All or nothing of what ``work(connection)`` writes, in the file's thread; the answer is its answer.
 
-        ``first()`` is called in the loop, once it is our turn.
+        ``first()`` is called in the loop, once it is our turn; ``then(answer)`` as soon as the loop knows that it is
+        committed, also when whoever waits was cancelled meanwhile: what is in the file must be known in memory.
         """
         self.refuse_inside()
         async with self._turn:
             if first is not None:
                 first()
-            return await self._in_thread(self._whole, work, durable)
+            return await self._in_thread(self._whole, work, durable, then=then)
 
     async def sync(self) -> None:
         """Everything that was committed so far survives a power cut."""
         await self.write(_touch, durable=True)
 
     @asynccontextmanager
-    async def transaction(self, *, durable: bool = False) -> AsyncIterator[sqlite3.Connection]:
-        """All or nothing of what the body writes, after everybody who came earlier."""
+    async def transaction(
+        self, *, durable: bool = False, then: Callable[[], None] | None = None
+    ) -> AsyncIterator[sqlite3.Connection]:
+        """All or nothing of what the body writes, after everybody who came earlier. ``then``: as in :meth:`write`."""
         self.refuse_inside()
         async with self._turn:
             self._writer = asyncio.current_task()
@@ -277,7 +281,7 @@ class Store:
                     with _translated(self.path):
                         yield self._connection
                         self._still_open()
-                    await self._in_thread(self._commit)
+                    await self._in_thread(self._commit, then=None if then is None else lambda _: then())
                 except BaseException:
                     # SQLite rolls back by itself on some errors (a full disk), and says so here.
                     if self._connection.in_transaction:
@@ -308,20 +312,26 @@ class Store:
         with _translated(self.path):
             self._connection.execute("COMMIT")
 
-    async def _in_thread(self, call: Callable[..., _Answer], *arguments: Any) -> _Answer:
+    async def _in_thread(
+        self, call: Callable[..., _Answer], *arguments: Any, then: Callable[[_Answer], None] | None = None
+    ) -> _Answer:
         """Run it in the file's thread. Once begun it is waited for, also by those who are cancelled meanwhile."""
         working = asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
         try:
-            return await asyncio.shield(working)
+            answer = await asyncio.shield(working)
         except asyncio.CancelledError:
             while not working.done():
                 try:
                     await asyncio.shield(asyncio.wait({working}))
                 except asyncio.CancelledError:
                     continue
-            if not working.cancelled():
-                working.exception()  # nobody else will hear of it
+            # A failure is heard by nobody else.
+            if not working.cancelled() and working.exception() is None and then is not None:
+                then(working.result())
             raise
+        if then is not None:
+            then(answer)
+        return answer
 
     def _still_open(self) -> None:
         if not self._connection.in_transaction:
