@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,22 @@ def test_many_append_and_each_event_has_one_id(with_api: Callable[..., Any]) -> 
         assert [event.id for event in events] == list(range(1, 1 + 30 + 5 + 1))
         assert [event.kind for event in events].count(EventKind.CRASHED) == 5
         assert await EventLog(api).last_id() == 36
+
+    with_api(scenario)
+
+
+def test_what_somebody_else_has_carried_over_is_asked_about_once(with_api: Callable[..., Any]) -> None:
+    """A Lease tells the same words at each renewal; a deck that is idle asks nothing because of them."""
+
+    async def scenario(api: Api) -> None:
+        words = [Told(n, datetime.now(UTC), EventKind.STARTED, {}) for n in (1, 2)]
+        ours, theirs = EventLog(api), EventLog(api)
+        assert len(await ours.transfer("alice", "renewed", words[:1])) == 1
+        assert len(await theirs.transfer("alice", "renewed", words)) == 1
+        assert await ours.transfer("alice", "renewed", words) == []
+        asked = api.requests
+        assert await ours.transfer("alice", "renewed", words) == []
+        assert api.requests == asked
 
     with_api(scenario)
 

@@ -128,6 +128,7 @@ class EventLog:
                 segment = self._newest or await self._read_newest()
                 made = make(segment)
                 if not made:
+                    self._newest = segment  # what others have written is known now, and not asked for again
                     return []
                 segment.events.extend(made)
                 try:
