@@ -23,8 +23,8 @@ _ANY_CHANGE = inotify.MODIFY | inotify.CREATE | inotify.MOVED_TO | _DELETE
 def until(
     fact: Callable[[], Any],
     what: str = "the fact",
-    *,
     seconds: float = SECONDS,
+    *,
     process: Any = None,
     pause_seconds: float = _LOOK_AGAIN_SECONDS,
 ) -> Any:
