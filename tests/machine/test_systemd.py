@@ -30,6 +30,27 @@ with Deck(sys.argv[1]) as deck:
               for one in deck.list()}
 print(json.dumps({"told": told, "status": status}))
 """
+SHARED = """
+import json, sys, time
+from pathlib import Path
+from everdeck import Deck, Limits
+busy = ["/opt/venv/bin/python", "-SEc", "while 1: pass"]
+fork = "import os, time\\nfor _ in range(30):\\n try: os.fork() or time.sleep(9e4)\\n except OSError: 0\\ntime.sleep(9e4)"
+with Deck(sys.argv[1]) as deck:
+    deck.start("busy", busy, limits=Limits(cpu_percent=20))
+    deck.start("bomb", ["/opt/venv/bin/python", "-SEc", fork], limits=Limits(pids=10))
+    home = Path("/sys/fs/cgroup" + Path("/proc/%d/cgroup" % deck.status("busy").pid).read_text().strip()[3:])
+    spent = lambda: int((home / "cpu.stat").read_text().split()[1])
+    begun, before = time.monotonic(), spent()
+    time.sleep(20)
+    share = (spent() - before) / 1e4 / (time.monotonic() - begun)
+    bomb_home = home.parent / "bomb"
+    most = int((bomb_home / "pids.current").read_text())
+    refused = int((bomb_home / "pids.events").read_text().split()[1])
+    deck.remove("busy")
+    deck.remove("bomb")
+print(json.dumps({"share": share, "most": most, "refused": refused}))
+"""
 LOOK = """
 import json, sys
 from everdeck import Deck
@@ -116,6 +137,18 @@ def test_workers_and_their_limits_outlive_every_end_of_the_daemon(machine: Machi
     assert machine.run("pgrep -cf 'slee[p] 100000'", check=False).strip() == "2"  # stays, family: one each
     machine.python(LOOK.replace("print", "deck.stop_all(); print"), unit.state, user=unit.user)
     unit.systemctl("disable --now everdeck")
+
+
+def test_processor_and_processes_are_limited(machine: Machine) -> None:
+    """A busy worker gets its share and no more; one that forks without end stops at its number, and only it."""
+    unit = Unit(machine, "", STATE, "root")
+    unit.systemctl("start everdeck")
+    seen = machine.python(SHARED, STATE)
+    print(seen)
+    assert 10 < seen["share"] < 22
+    assert 0 < seen["most"] <= 10
+    assert seen["refused"] > 0
+    unit.systemctl("stop everdeck")
 
 
 def test_the_system_unit_is_hardened_and_its_workers_work(machine: Machine) -> None:
