@@ -35,7 +35,7 @@ import json, sys, time
 from pathlib import Path
 from everdeck import Deck, Limits
 busy = ["/opt/venv/bin/python", "-SEc", "while 1: pass"]
-fork = "import os, time\\nfor _ in range(30):\\n try: os.fork() or time.sleep(9e4)\\n except OSError: 0\\ntime.sleep(9e4)"
+fork = "import os,time\\nfor _ in range(30):\\n try: os.fork() or time.sleep(9e4)\\n except: 0\\ntime.sleep(9e4)"
 with Deck(sys.argv[1]) as deck:
     deck.start("busy", busy, limits=Limits(cpu_percent=20))
     deck.start("bomb", ["/opt/venv/bin/python", "-SEc", fork], limits=Limits(pids=10))

@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from support import waiting
 
@@ -105,5 +105,6 @@ class Operator:
         self.process.wait()
 
 
-until = partial(waiting.until, seconds=120, pause_seconds=0.2)
-"""What happens in a cluster takes longer, and a look is a request."""
+def until(fact: Callable[[], object], what: str, seconds: float = 120) -> Any:
+    """What happens in a cluster takes longer, and a look is a request."""
+    return waiting.until(fact, what, seconds, pause_seconds=0.2)
