@@ -97,8 +97,9 @@ def test_stop_asks_first_and_can_be_undone(page: Page, daemon: Daemon) -> None:
     assert daemon.state("alice") == "running"
 
 
-def test_restart_start_reset_and_remove(page: Page, daemon: Daemon) -> None:
+def test_restart_start_reset_and_remove(page: Page, daemon: Daemon, complaints: Complaints) -> None:
     """Each verb reaches the daemon, and the row follows."""
+    complaints.expect_removal("alice")
     first = daemon.start("alice", worker("quiet"))
     daemon.start("fails", worker("crash"), restart={"max_crashes": 0})
     alice = row(page, "alice")
@@ -126,8 +127,9 @@ def test_restart_start_reset_and_remove(page: Page, daemon: Daemon) -> None:
     assert "alice" not in daemon.names()
 
 
-def test_many_at_once(page: Page, daemon: Daemon) -> None:
+def test_many_at_once(page: Page, daemon: Daemon, complaints: Complaints) -> None:
     """Selected workers are stopped, started and removed together, after one question that names them."""
+    complaints.expect_removal("user-")
     names = [f"user-{number}" for number in range(5)]
     for name in names:
         daemon.start(name, worker("quiet"))

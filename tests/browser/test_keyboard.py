@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from support.dash_daemon import Daemon
-from support.dash_page import row, worker
+from support.dash_page import Complaints, row, worker
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (group browser)")
 from playwright.sync_api import Page, expect
@@ -80,8 +80,9 @@ def test_search_and_help(page: Page, daemon: Daemon) -> None:
     expect(help_dialog).to_have_count(0)
 
 
-def test_from_nothing_to_a_removed_worker_without_a_mouse(page: Page, daemon: Daemon) -> None:
+def test_from_nothing_to_a_removed_worker_without_a_mouse(page: Page, daemon: Daemon, complaints: Complaints) -> None:
     """Add a worker, read its log, stop it and remove it, by keys and Tab only; focus is always visible."""
+    complaints.expect_removal("ann")
     keys = page.keyboard
     keys.press("c")
     expect(page.get_by_label("Name", exact=True)).to_be_focused()

@@ -170,7 +170,7 @@ def test_plots_are_drawn(page: Page, daemon: Daemon) -> None:
 
 def test_stop_start_and_remove_from_the_worker_view(page: Page, daemon: Daemon, complaints: Complaints) -> None:
     """The buttons fit the state; removing leads back to the deck."""
-    complaints.expect("404")  # the view may ask once more about a worker that has just gone
+    complaints.expect_removal("alice")
     daemon.start("alice", worker("quiet"))
     _open(page, "alice")
     acts = page.get_by_role("toolbar", name="Actions")

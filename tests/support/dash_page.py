@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from playwright.sync_api import ConsoleMessage, Locator, Page
@@ -38,6 +39,10 @@ class Complaints:
         """This test provokes errors that match."""
         self.expected.append(pattern)
 
+    def expect_removal(self, name: str) -> None:
+        """This test removes the worker while the page may be asking about it."""
+        self.expect(rf"status of 404 .*/api/v1/workers/{name}")
+
     def watch(self, page: "Page") -> None:
         """Hear this page."""
         page.on("pageerror", self._exception)
@@ -56,7 +61,5 @@ class Complaints:
         self.seen.append(f"exception: {error}")
 
     def _message(self, message: "ConsoleMessage") -> None:
-        # A question about a worker may be on its way when that is removed; the browser tells of the answer by itself.
-        too_late = "status of 404" in message.text and "/api/v1/workers/" in message.location["url"]
-        if message.type == "error" and not too_late:
-            self.seen.append(message.text)
+        if message.type == "error":
+            self.seen.append(f"{message.text} ({urlsplit(message.location['url']).path})")

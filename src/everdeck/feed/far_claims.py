@@ -86,10 +86,6 @@ class FarClaims(Claims):
         """Has it a program that runs?"""
         return self._child is not None and not ids.is_readable(self._child.pidfd, 0)
 
-    def end(self) -> None:
-        """End the program at once, claims and all."""
-        self._end()
-
     def forget(self) -> None:
         """In a forked copy: the program is our parent's child."""
         if self._socket is not None:
@@ -168,7 +164,7 @@ class FarClaims(Claims):
         if self._bell is None:
             # Both ends stay open here: without a writer the other one would be readable for ever.
             self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            self._end()  # the next program gets it
+            self.end()  # the next program gets it
         self._tell("listen")
         return self._bell[0]
 
@@ -225,11 +221,12 @@ class FarClaims(Claims):
 
     def _broken(self, *, slow: bool) -> None:
         """Ask no more of this program, and start no other one at once: the worker may do it again."""
-        self._end()
+        self.end()
         self._pause = PAUSE_SECONDS[1] if slow else min(self._pause * 2, PAUSE_SECONDS[1])
         self._again_at = monotonic() + self._pause
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the program at once, claims and all."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
