@@ -5,7 +5,7 @@ import os
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -616,20 +616,13 @@ def test_a_retry_that_is_asked_for_while_it_is_set_aside_is_heard(
             await fill(stream, "a")
             (item,) = await take(dispatcher)
             again = asyncio.ensure_future(dispatcher.take())
-            whole = stream.inbox.store._whole
 
-            def then_asked(*arguments: Any) -> Any:
-                answer = whole(*arguments)
+            def asked() -> None:
                 with sqlite3.connect(path) as other:
                     other.execute("UPDATE everdeck_item SET state = 0, attempts = 0")
                 other.close()
-                loop.call_soon_threadsafe(stream.inbox.store.bell.ring)
-                asyncio.run_coroutine_threadsafe(_taken_note(dispatcher), loop).result(20)
-                return answer
 
-            loop = asyncio.get_running_loop()
-            with monkeypatch.context() as patch:
-                patch.setattr(stream.inbox.store, "_whole", then_asked)
+            with _rung_before_told(stream, dispatcher, monkeypatch, asked):
                 await item.failed("no")
             (item,) = await asyncio.wait_for(again, 20)
             await item.done()
@@ -660,12 +653,18 @@ def test_an_arrival_that_is_found_before_it_is_told_is_handled_once(
 
 
 @contextmanager
-def _rung_before_told(stream: Stream, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A bell is heard, and listened to, between each commit and the news of it."""
+def _rung_before_told(
+    stream: Stream,
+    dispatcher: Dispatcher,
+    monkeypatch: pytest.MonkeyPatch,
+    first: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
+    """A bell is heard, and listened to, between each commit and the news of it; ``first`` is what it tells of."""
     whole, loop = stream.inbox.store._whole, asyncio.get_running_loop()
 
     def then_rung(*arguments: Any) -> Any:
         answer = whole(*arguments)
+        first()
         # Not by ring(): its echo from the file system would come at any later time.
         loop.call_soon_threadsafe(dispatcher._hear_bell)
         asyncio.run_coroutine_threadsafe(_taken_note(dispatcher), loop).result(60)
