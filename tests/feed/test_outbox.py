@@ -13,6 +13,7 @@ import pytest
 
 from everdeck.errors import FeedError, PerhapsSent
 from everdeck.feed import Dispatcher, Inbox, Message, Outbox, Record, Retry, consume
+from everdeck.feed.dispatcher import Item
 from everdeck.feed.outbox import drop_unsent, retry_unsent
 from everdeck.feed.pace import Limits
 from feed.test_dispatcher import cancelled_in_its_commit
@@ -242,19 +243,28 @@ def test_what_can_never_be_sent_is_set_aside_at_once(tmp_path: Path) -> None:
     assert tried == ["blocked", "next"]
 
 
+@asynccontextmanager
+async def one_in_hand(path: Path) -> AsyncIterator[tuple[Inbox, Item]]:
+    """An inbox, and the only item of it, which is done at the end."""
+    async with Inbox(path) as inbox:
+        stream = inbox.stream("s")
+        await stream.begin()
+        await stream.store([Record(1, b"1", None)], 2)
+        dispatcher = Dispatcher(stream)
+        await dispatcher.open()
+        (item,) = await dispatcher.take()
+        yield inbox, item
+        await item.done()
+        await dispatcher.stop()
+
+
 @pytest.mark.parametrize(("delivery", "sent_in_all"), [("at-least-once", 2), ("at-most-once", 1)])
 def test_what_was_on_the_wire_at_a_crash_is_a_choice(tmp_path: Path, delivery: Any, sent_in_all: int) -> None:
     """Sent again, or set aside; and a handler that asks for it again learns that nobody knows."""
     sent: list[str] = []
 
     async def scenario() -> None:
-        async with Inbox(tmp_path / "bot.db") as inbox:
-            stream = inbox.stream("s")
-            await stream.begin()
-            await stream.store([Record(1, b"1", None)], 2)
-            dispatcher = Dispatcher(stream)
-            await dispatcher.open()
-            (item,) = await dispatcher.take()
+        async with one_in_hand(tmp_path / "bot.db") as (inbox, item):
             outbox = Outbox(inbox, delivery=delivery)
             on_the_wire = asyncio.Event()
 
@@ -279,8 +289,6 @@ def test_what_was_on_the_wire_at_a_crash_is_a_choice(tmp_path: Path, delivery: A
             for task in (asking, running):
                 task.cancel()
             await asyncio.gather(asking, running, return_exceptions=True)
-            await item.done()
-            await dispatcher.stop()
 
     asyncio.run(scenario())
     assert sent == ["hello"] * sent_in_all
@@ -291,21 +299,13 @@ def test_a_promise_that_is_cancelled_in_its_commit_is_sent(tmp_path: Path, monke
     sent: list[str] = []
 
     async def scenario() -> None:
-        async with Inbox(tmp_path / "bot.db") as inbox:
-            stream = inbox.stream("s")
-            await stream.begin()
-            await stream.store([Record(1, b"1", None)], 2)
-            dispatcher = Dispatcher(stream)
-            await dispatcher.open()
-            (item,) = await dispatcher.take()
+        async with one_in_hand(tmp_path / "bot.db") as (inbox, item):
             outbox = Outbox(inbox)
             async with sending(outbox, lambda message: sent.append(message.value)):
                 await eventually(lambda: outbox._loaded)
                 await cancelled_in_its_commit(outbox.send("hello", item=item), inbox.store, monkeypatch)
                 item.sends = None
                 await asyncio.wait_for(outbox.send("hello", item=item), 60)
-            await item.done()
-            await dispatcher.stop()
 
     asyncio.run(scenario())
     assert sent == ["hello"]
@@ -315,13 +315,7 @@ def test_whoever_asks_while_a_message_is_set_aside_is_told(tmp_path: Path, monke
     """The first who waited has given up; the second comes between the commit and the news of it."""
 
     async def scenario() -> None:
-        async with Inbox(tmp_path / "bot.db") as inbox:
-            stream = inbox.stream("s")
-            await stream.begin()
-            await stream.store([Record(1, b"1", None)], 2)
-            dispatcher = Dispatcher(stream)
-            await dispatcher.open()
-            (item,) = await dispatcher.take()
+        async with one_in_hand(tmp_path / "bot.db") as (inbox, item):
             outbox = Outbox(inbox, max_attempts=1)
             wired, refuse = asyncio.Event(), asyncio.Event()
 
@@ -343,8 +337,6 @@ def test_whoever_asks_while_a_message_is_set_aside_is_told(tmp_path: Path, monke
                     await asyncio.sleep(0)
                 with pytest.raises(RuntimeError, match="no"):
                     await asyncio.wait_for(second, 60)
-            await item.done()
-            await dispatcher.stop()
 
     asyncio.run(scenario())
 
