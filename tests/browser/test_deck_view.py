@@ -50,7 +50,7 @@ def test_empty_deck_says_how_to_begin(page: Page, daemon: Daemon) -> None:
 def test_search_filter_sort_and_group(page: Page, daemon: Daemon) -> None:
     """The table shows what was asked for, and the address keeps the question."""
     for name in ("anna", "ben", "anton"):
-        daemon.start(name, worker("quiet"))
+        daemon.start(name, worker("quiet"), labels={"app": "jupyterhub", "user": name, "server": ""})
     daemon.post("/workers", {"name": "tina", "template": "quiet"})
     daemon.post("/workers/ben/stop")
     rows = page.locator(".worker-row")
@@ -58,6 +58,9 @@ def test_search_filter_sort_and_group(page: Page, daemon: Daemon) -> None:
 
     page.get_by_role("searchbox", name="Search workers").fill("an")
     expect(rows).to_have_count(2)
+    page.get_by_role("searchbox", name="Search workers").fill("user=ben")
+    expect(rows).to_have_count(1)
+    expect(rows.locator(".label-tag")).to_have_text(["app=jupyterhub", "user=ben"])
     page.get_by_role("searchbox", name="Search workers").fill("")
     page.locator('.chip[data-state="stopped"]').click()
     expect(rows).to_have_count(1)

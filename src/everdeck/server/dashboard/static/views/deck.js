@@ -138,7 +138,7 @@ function filtered(statuses, q, states) {
   return statuses.filter((status) => (!states.size || states.has(status.state)) && (!wanted || haystack(status).includes(wanted)));
 }
 
-const haystack = (status) => `${status.name} ${status.pid ?? ''} ${Object.values(status.labels || {}).join(' ')} ${status.status_text || ''}`.toLowerCase();
+const haystack = (status) => `${status.name} ${status.pid ?? ''} ${Object.entries(status.labels || {}).map(([key, value]) => `${key}=${value}`).join(' ')} ${status.status_text || ''}`.toLowerCase();
 
 const sum = (statuses, key) => statuses.reduce((total, status) => total + (status[key] || 0), 0);
 

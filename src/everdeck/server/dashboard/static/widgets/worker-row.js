@@ -17,14 +17,18 @@ function lastLine(line) {
   return html`<span class="quiet">${note[1] === 'ended' ? `ended: ${note[2]}` : 'no output since its start'}</span>`;
 }
 
-const SHOWN = ['status', 'spark', 'line', 'selected', 'active', 'index', 'transform', 'height', 'label'];
+/** Its labels behind its name; the template's is plain, and stands above the group when there are groups. */
+const tags = (labels, grouped) => Object.entries(labels || {}).filter(([key, value]) => value && !(grouped && key === 'template')).map(([key, value]) => (
+  key === 'template' ? html`<span class="label-tag" key=${key} title="Template">${value}</span>` : html`<span class="label-tag" key=${key} title="Label">${key}=${value}</span>`));
+
+const SHOWN = ['status', 'spark', 'line', 'selected', 'active', 'index', 'transform', 'height', 'grouped'];
 
 export class WorkerRow extends Component {
   shouldComponentUpdate(next) {
     return SHOWN.some((key) => next[key] !== this.props[key]);
   }
 
-  render({ status, spark, line, selected, active, index, transform, height, label, onSelect, onActivate, onAct }) {
+  render({ status, spark, line, selected, active, index, transform, height, grouped, onSelect, onActivate, onAct }) {
     const end = exit(status.exit, status.state === 'stopped');
     const verb = VERBS.stop.fits(status) ? 'stop' : status.state === 'failed' ? 'reset' : 'start';
     const tab = active ? 0 : -1;
@@ -38,7 +42,7 @@ export class WorkerRow extends Component {
         <div role="gridcell" class="c-name">
           <${Phase} state=${status.state} />
           <div class="name-lines">
-            <span class="name-line"><a href=${linkToWorker(status.name)} class="name" tabindex=${tab} title=${status.name}>${status.name}</a>${label && html`<span class="label-tag" title="Template">${label}</span>`}</span>
+            <span class="name-line"><a href=${linkToWorker(status.name)} class="name" tabindex=${tab} title=${status.name}>${status.name}</a>${tags(status.labels, grouped)}</span>
             <span class="under"><span class="state-text state-${status.state}">${status.state}</span>
               ${status.backoff_until && status.state === 'backoff' && html` <${Countdown} until=${status.backoff_until} />`}
               <span class="sep">·</span>${status.lifetime}<span class="sep">·</span>${status.adopted ? 'adopted' : 'own'}</span>

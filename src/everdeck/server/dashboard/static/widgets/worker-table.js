@@ -133,7 +133,7 @@ export function WorkerTable({ groups, sort, order, onSort, dense }) {
             }
             const { status } = item;
             return html`<${WorkerRow} key=${status.name} status=${status} index=${i} transform=${transform} height=${height}
-              spark=${sparkOf.get(status.name)} line=${lineOf.get(status.name)} label=${grouped ? null : status.labels?.template}
+              spark=${sparkOf.get(status.name)} line=${lineOf.get(status.name)} grouped=${grouped}
               selected=${selected.has(status.name)} active=${at >= 0 ? status.name === active : i === firstWorker}
               onSelect=${onSelect} onActivate=${setActive} onAct=${onAct} />`;
           }} />
