@@ -1,25 +1,28 @@
 """What of a cluster needs only its API server: events, the operator, manifests, the fence with its few rights."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from everdeck.cluster.api import Api
+from everdeck.cluster import events
+from everdeck.cluster.api import REQUEST_SECONDS, Api
 from everdeck.cluster.events import EventLog, Told
 from everdeck.cluster.export import manifests
 from everdeck.cluster.fence import STATUS_ANNOTATION, TOLD_ANNOTATION
 from everdeck.cluster.lease import Terms
-from everdeck.cluster.objects import WORKER_LABEL, Settings, dependents, stateful_set
+from everdeck.cluster.objects import WORKER_LABEL, Manifest, Settings, dependents, stateful_set
 from everdeck.cluster.operator import Operator
+from everdeck.kernel.identity import boottime
 from everdeck.model import EventKind, WorkerSpec, worker_name
 from support.cluster_api import MISSING, ApiServer
 from support.waiting import eventually
@@ -28,6 +31,7 @@ pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 ALICE = worker_name("alice")
 DEADLINE_SECONDS = 90.0
+LONG_SECONDS = 240
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +81,66 @@ def test_many_append_and_each_event_has_one_id(with_api: Callable[..., Any]) -> 
     with_api(scenario)
 
 
+class _Held(Api):
+    """Makes the second object of events only when it is let."""
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__(namespace)
+        self.asked, self.let = asyncio.Event(), asyncio.Event()
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        if manifest["metadata"]["name"].endswith("000002"):
+            self.asked.set()
+            await self.let.wait()
+        return await super().create(manifest)
+
+
+def test_an_object_that_is_full_is_never_written_again(
+    with_api: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two meet at its end: one makes the next object, the other goes on in it, and no event has another's id."""
+    monkeypatch.setattr(events, "MOST_PER_OBJECT", 3)
+
+    async def scenario(api: Api) -> None:
+        slow = await _Held(api.namespace).connect()
+        try:
+            for number in range(3):
+                await EventLog(api).append(f"w{number}", EventKind.STARTED)
+            late = asyncio.ensure_future(EventLog(slow).append("late", EventKind.STARTED))
+            await slow.asked.wait()
+            await EventLog(api).append("early", EventKind.STARTED)
+            slow.let.set()
+            await late
+        finally:
+            await slow.close()
+        found = await EventLog(api).events()
+        assert [(event.id, event.worker) for event in found[3:]] == [(4, "early"), (5, "late")]
+
+    with_api(scenario)
+
+
+def test_how_far_a_deck_was_read_is_forgotten_only_of_workers_that_are_gone(
+    with_api: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object holds a megabyte: a namespace through which many workers went must not fill it with their names."""
+    monkeypatch.setattr(events, "MOST_PER_OBJECT", 2)
+    monkeypatch.setattr(events, "MOST_READ", 2)
+
+    async def scenario(api: Api) -> None:
+        for manifest in dependents(ALICE, WorkerSpec.of(["sleep", "1"]), Settings(api.namespace, image="x"), None):
+            if manifest["kind"] == "Lease":
+                manifest["metadata"]["annotations"][STATUS_ANNOTATION] = json.dumps({"deck": "deck-of-alice"})
+                await api.create(manifest)
+        told, log = [Told(1, datetime.now(UTC), EventKind.STARTED)], EventLog(api)
+        for deck_id in ("deck-of-alice", "gone-1", "gone-2", "gone-3", "gone-4"):
+            await log.transfer("somebody", deck_id, told)
+        assert await log.transfer("alice", "deck-of-alice", told) == []
+        objects, _ = await api.all("ConfigMap", events.LABEL)
+        assert set(json.loads(objects[-1]["data"]["read"])) == {"deck-of-alice", "gone-3", "gone-4"}
+
+    with_api(scenario)
+
+
 def test_what_somebody_else_has_carried_over_is_asked_about_once(with_api: Callable[..., Any]) -> None:
     """A Lease tells the same words at each renewal; a deck that is idle asks nothing because of them."""
 
@@ -109,36 +173,98 @@ def test_the_exported_manifests_are_taken(with_api: Callable[..., Any]) -> None:
 
 
 def test_a_dead_nodes_pod_is_forgotten_when_its_lease_is_silent_and_not_before(with_api: Callable[..., Any]) -> None:
-    """One of two operators leads; it frees the Lease and forgets the pod; a Lease that is renewed is left alone."""
+    """One of two operators leads; it frees the Lease and forgets the pod; a Lease that is renewed is left alone.
+
+    So is one whose renewals it does not hear of: it waits anew each time, and does not ask in a circle.
+    """
 
     async def scenario(api: Api) -> None:
         node = f"node-{api.namespace}"
         await api.ask("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
-        for name in ("silent", "renewed"):
+        for name in ("silent", "renewed", "unheard"):
             await _pod_with_lease(api, name, node)
-        operators = [Operator(api, Terms(duration=4)) for _ in range(2)]
+        terms = Terms(duration=4, margin=0.5, renew=0.5)
+        deaf = await _Deaf(api.namespace).connect()
+        operators = [Operator(deaf, terms) for _ in range(2)]
         living = [asyncio.ensure_future(operator.live()) for operator in operators]
 
         async def renew() -> None:
             while True:
-                await api.patch("Lease", "renewed", {"metadata": {"annotations": {"beat": os.urandom(4).hex()}}})
-                await asyncio.sleep(1)
+                for name in ("renewed", "unheard"):
+                    await api.patch("Lease", name, {"metadata": {"annotations": {"beat": os.urandom(4).hex()}}})
+                await asyncio.sleep(0.2)
 
         renewing = asyncio.ensure_future(renew())
         try:
             await eventually(lambda: _is_gone(api, "silent-0"), "the pod is forgotten", DEADLINE_SECONDS)
             assert (await api.get("Lease", "silent"))["spec"].get("holderIdentity") in {"", None}
-            assert await api.find("Pod", "renewed-0") is not None
-            assert (await api.get("Lease", "renewed"))["spec"]["holderIdentity"] == "somebody"
-            assert [operator.leads for operator in operators].count(True) == 1
+            await eventually(lambda: len(deaf.tried) > 1, "the unheard one is tried twice", DEADLINE_SECONDS)
+            assert deaf.tried[1] - deaf.tried[0] >= terms.duration + terms.margin
+            for name in ("renewed", "unheard"):
+                assert await api.find("Pod", f"{name}-0") is not None
+                assert (await api.get("Lease", name))["spec"]["holderIdentity"] == "somebody"
+            await eventually(lambda: sum(one.leads for one in operators) == 1, "one leads", DEADLINE_SECONDS)
             told = [event for event in await EventLog(api).events() if event.kind is EventKind.ORPHAN_REAPED]
             assert [event.worker for event in told] == ["silent"]
+
+            deaf.hangs = True
+            await eventually(lambda: not any(one.leads for one in operators), "nobody leads", REQUEST_SECONDS / 2)
         finally:
             for task in (renewing, *living):
                 task.cancel()
             await asyncio.gather(renewing, *living, return_exceptions=True)
+            await deaf.close()
 
     with_api(scenario)
+
+
+class _Deaf(Api):
+    """Hears nothing of one Lease; and a server that does not answer those who renew, when it hangs."""
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__(namespace)
+        self.tried: list[float] = []
+        self.hangs = False
+
+    async def watch(self, kind: str, version: str, labels: str = "") -> AsyncGenerator[tuple[str, Manifest], None]:
+        async for change, item in super().watch(kind, version, labels):
+            if (kind, item["metadata"]["name"]) != ("Lease", "unheard"):
+                yield change, item
+
+    async def replace(self, manifest: Manifest) -> Manifest:
+        if manifest["metadata"]["name"] == "unheard":
+            self.tried.append(boottime())
+        if self.hangs:
+            await asyncio.Event().wait()
+        return await super().replace(manifest)
+
+
+def test_a_server_that_went_without_a_word_is_noticed(with_api: Callable[..., Any], server: ApiServer) -> None:
+    """Whoever watches says nothing, so the kernel asks for him: the connection's timer is that of keepalive."""
+
+    async def scenario(api: Api) -> None:
+        _, version = await api.all("Pod")
+        assert not _kept_alive(server.port)
+        async with contextlib.aclosing(api.watch("Pod", version)) as changes:
+            watching = asyncio.ensure_future(anext(changes))
+            await eventually(lambda: _kept_alive(server.port), "the kernel asks", DEADLINE_SECONDS)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    with_api(scenario)
+
+
+def _kept_alive(port: int) -> bool:
+    """Does a connection of ours to the port have the timer of keepalive? See proc(5): 2 in the field of timers."""
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    kept = {row[9] for row in rows if row[2].endswith(f":{port:04X}") and row[5].startswith("02:")}
+    return any(f"socket:[{inode}]" in _open_files() for inode in kept)
+
+
+def _open_files() -> Iterator[str]:
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one by which we look
+            yield str(entry.readlink())
 
 
 async def _pod_with_lease(api: Api, name: str, node: str) -> None:
@@ -159,8 +285,9 @@ async def _is_gone(api: Api, pod: str) -> bool:
     return await api.find("Pod", pod) is None
 
 
-async def _is_told(api: Api) -> bool:
-    return STATUS_ANNOTATION in (await api.get("Lease", "alice"))["metadata"]["annotations"]
+async def _is_told(api: Api, kind: str) -> bool:
+    annotations = (await api.get("Lease", "alice"))["metadata"]["annotations"]
+    return kind in [one["kind"] for one in json.loads(annotations.get(TOLD_ANNOTATION, "[]"))]
 
 
 FENCE = """
@@ -174,10 +301,14 @@ exec "$PYTHON" -P -m everdeck.cluster.fence -- sleep 1000
 def test_a_fence_holds_its_lease_and_lets_go_and_the_pod_before_it_starts_nothing(
     with_api: Callable[..., Any], server: ApiServer, tmp_path: Path
 ) -> None:
-    """As process 1 of its own namespace, with the account that the manifests give it and no other right."""
+    """As process 1 of its own namespace, with the account that the manifests give it and no other right.
+
+    A watchdog that was killed is replaced, and a Lease that somebody took is respected at once: its time is so long
+    that nothing ends here because it is over.
+    """
 
     async def scenario(api: Api) -> None:
-        settings = Settings(api.namespace, image="localhost/nothing:1", lease_seconds=4)
+        settings = Settings(api.namespace, image="localhost/nothing:1", lease_seconds=LONG_SECONDS)
         spec = WorkerSpec.of(["sleep", "1000"])
         for manifest in dependents(ALICE, spec, settings, None):
             await api.create(manifest)
@@ -192,18 +323,29 @@ def test_a_fence_holds_its_lease_and_lets_go_and_the_pod_before_it_starts_nothin
 
         fence = _fence(server, tmp_path, api.namespace, made["metadata"]["uid"])
         try:
-            await eventually(lambda: _is_told(api), "the worker's state is told", DEADLINE_SECONDS)
+            await eventually(lambda: _is_told(api, "started"), "the worker's state is told", DEADLINE_SECONDS)
             lease = await api.get("Lease", "alice")
             assert lease["spec"]["holderIdentity"] == f"alice-0_{made['metadata']['uid']}"
             assert json.loads(lease["metadata"]["annotations"][STATUS_ANNOTATION])["status"]["state"] == "running"
-            os.kill(_first_process(fence), signal.SIGTERM)
+
+            first = _first_process(fence)
+            watchdog, owner = _children(first)
+            os.kill(watchdog, signal.SIGKILL)
+            await eventually(lambda: set(_children(first)) > {owner}, "there is another watchdog", DEADLINE_SECONDS)
+            await api.patch("Lease", "alice", {"spec": {"holderIdentity": "somebody"}})
+            await eventually(lambda: owner not in _children(first), "nothing runs", LONG_SECONDS / 4)
+            assert (await api.get("Lease", "alice"))["spec"]["holderIdentity"] == "somebody"
+            await api.patch("Lease", "alice", {"spec": {"holderIdentity": ""}})
+            await eventually(lambda: _is_told(api, "restarted"), "it goes on", DEADLINE_SECONDS)
+
+            os.kill(first, signal.SIGTERM)
             assert await asyncio.to_thread(fence.wait, DEADLINE_SECONDS) == 0
         finally:
             fence.kill()
         lease = await api.get("Lease", "alice")
         assert lease["spec"].get("holderIdentity") in {"", None}
         told = [one["kind"] for one in json.loads(lease["metadata"]["annotations"][TOLD_ANNOTATION])]
-        assert told == ["started", "stopping", "stopped"]
+        assert (told[0], told[-2:]) == ("started", ["stopping", "stopped"])
 
         await api.delete("Pod", "alice-0", force=True)
         await api.create(body)
@@ -226,7 +368,7 @@ def _fence(server: ApiServer, place: Path, namespace: str, uid: str) -> "subproc
         "EVERDECK_POD_UID": uid,
         "EVERDECK_LEASE": "alice",
         "EVERDECK_WORKER_NAME": "alice",
-        "EVERDECK_LEASE_SECONDS": 4,
+        "EVERDECK_LEASE_SECONDS": LONG_SECONDS,
         "EVERDECK_VOLUME": place,
         "EVERDECK_GIVEN": place / "given",
     }
@@ -236,4 +378,8 @@ def _fence(server: ApiServer, place: Path, namespace: str, uid: str) -> "subproc
 
 
 def _first_process(unshare: "subprocess.Popen[bytes]") -> int:
-    return int(Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split()[0])
+    return _children(unshare.pid)[0]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

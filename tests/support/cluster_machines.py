@@ -88,8 +88,10 @@ def fresh_namespace(cluster: Cluster) -> Iterator[str]:
     cluster.do("kubectl", "create", "namespace", name)
     settings = [f"--from-literal=image={IMAGE}", "--from-literal=image_pull_policy=Never"]
     cluster.do("kubectl", "create", "configmap", "everdeck", "-n", name, *settings)
-    yield name
-    cluster.do("kubectl", "delete", "namespace", name, "--wait=false")
+    try:
+        yield name
+    finally:
+        cluster.do("kubectl", "delete", "namespace", name, "--wait=false")
 
 
 class Operator:

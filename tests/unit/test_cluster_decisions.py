@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everdeck.cluster.api import Api
 from everdeck.cluster.lease import Seen, Terms, Watched, may_take_at, watched
+from everdeck.cluster.mirror import Mirror
 from everdeck.cluster.naming import LONGEST, name_of, object_name
 from everdeck.cluster.objects import Settings, check, dependents, spec_of, stateful_set
 from everdeck.cluster.rescue import Rescue, is_ready
@@ -109,7 +111,25 @@ def test_a_pod_of_a_node_that_answers_is_never_forgotten() -> None:
 def test_a_pod_of_a_silent_node_is_forgotten_when_its_lease_is_over() -> None:
     """Counted from when we first saw the version that it has."""
     assert Rescue(_pod(), False, _lease(), 50.0).due_at == 50.0 + 8 + TERMS.margin
-    assert Rescue(_pod(), False, _lease(""), 50.0).due_at == 50.0
+
+
+def test_a_lease_that_was_taken_from_a_fence_is_waited_for_as_well() -> None:
+    """Emptied or deleted by hand, it says nothing about the fence, which goes on until its own time is over."""
+    assert Rescue(_pod(), False, _lease(""), 50.0).due_at == 50.0 + TERMS.duration + TERMS.margin
+    assert Rescue(_pod(), False, None, 50.0).due_at == 50.0 + TERMS.duration + TERMS.margin
+
+
+def test_a_picture_keeps_the_later_version_and_remembers_when_something_went() -> None:
+    """The answer to a write may come after the watch has told of the next one."""
+    mirror = Mirror(Api("bots"), "Lease", "", lambda: None)
+    mirror.take({"metadata": {"name": "alice", "resourceVersion": "10"}})
+    since = mirror.unchanged_since("alice")
+    mirror.take({"metadata": {"name": "alice", "resourceVersion": "9"}})
+
+    assert mirror.objects["alice"]["metadata"]["resourceVersion"] == "10"
+    assert mirror.unchanged_since("alice") == since
+    mirror.drop("alice")
+    assert mirror.unchanged_since("alice") > since
 
 
 def test_a_node_that_is_not_known_does_not_answer() -> None:

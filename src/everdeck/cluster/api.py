@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlencode
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     import aiohttp
 
 REQUEST_SECONDS: Final = 30.0
+_KEEP_ALIVE: Final = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 15,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 5,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 3,
+}
 _GROUPS: Final = {
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
@@ -163,6 +170,8 @@ class Api:
         if labels:
             query["labelSelector"] = labels
         async with self._request("GET", self.path(kind), None, query, "application/json", None) as response:
+            held = response.connection  # None: the answer is complete already
+            _keep_alive(None if held is None or held.transport is None else held.transport.get_extra_info("socket"))
             try:
                 async for line in response.content:
                     change = json.loads(line)
@@ -181,13 +190,14 @@ class Api:
         headers |= {"sec-websocket-protocol": "v4.channel.k8s.io", "Accept": "*/*"}
         self.requests += 1
         try:
-            socket = await session.ws_connect(url.replace("http", "ws", 1), headers=headers, max_msg_size=0)
+            channels = await session.ws_connect(url.replace("http", "ws", 1), headers=headers, max_msg_size=0)
         except (OSError, _client_error()) as error:
             raise ClientError(f"pod {pod} cannot be entered: {error}") from error
+        _keep_alive(channels.get_extra_info("socket"))
         try:
-            yield socket
+            yield channels
         finally:
-            await socket.close()
+            await channels.close()
 
     async def _prepared(self, method: str, path: str, body: Any) -> "tuple[dict[str, str], str, aiohttp.ClientSession]":
         _, url, headers, _, _ = await self._client.param_serialize(
@@ -221,6 +231,17 @@ class Api:
                 yield response
             except (OSError, TimeoutError, aiohttp.ClientError) as error:
                 raise ClientError(f"the cluster went away in the middle of an answer: {error}") from error
+
+
+def _keep_alive(connection: socket.socket | None) -> None:
+    """Let the kernel ask whether the server is still there.
+
+    We only listen, so one that went without a word (its machine lost power, a laptop slept, a firewall forgot us)
+    would be listened to for ever. See tcp(7).
+    """
+    if connection is not None:
+        for option, value in _KEEP_ALIVE.items():
+            connection.setsockopt(*option, value)
 
 
 def _refused(status: int, text: str) -> Refusal:

@@ -1,8 +1,9 @@
 """The deck's events as objects of the cluster: ConfigMaps of some hundred events each, the newest one growing.
 
 Ids grow by one, without gaps, as on one box. An append reads the newest ConfigMap and writes it back; the API server
-refuses if somebody else wrote meanwhile, and then it is read again. So any number of processes append, and each event
-has one id.
+refuses if somebody else wrote meanwhile, and then it is read again. A full one is never written again: whoever comes
+next makes its successor, and the API server lets only one do so. So any number of processes append, and each event has
+one id.
 
 What happens in a pod is first told in the worker's Lease, with ids of the pod's own deck. It is transferred from there
 by whoever sees it (the operator, any open deck), once: the same ConfigMap remembers how far each pod's deck was read,
@@ -10,6 +11,7 @@ and changes in the same write.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -17,7 +19,8 @@ from typing import Any, Final
 import msgspec
 
 from everdeck.cluster.api import Api, Conflict
-from everdeck.cluster.objects import MANAGED, Manifest
+from everdeck.cluster.fence import STATUS_ANNOTATION
+from everdeck.cluster.objects import MANAGED, WORKER_LABEL, Manifest
 from everdeck.errors import ClientError
 from everdeck.model import Event, EventKind
 
@@ -25,6 +28,8 @@ LABEL: Final = "everdeck.dev/events"
 _PREFIX: Final = "everdeck-events-"
 MOST_PER_OBJECT: Final = 200
 MOST_OBJECTS: Final = 50
+MOST_READ: Final = 2000
+"""Of so many decks is it known how far they were read: a hundred kilobytes, in an object that holds a megabyte."""
 _AGAIN_SECONDS: Final = 1.0
 
 
@@ -49,6 +54,10 @@ class _Segment(msgspec.Struct):
     @property
     def name(self) -> str:
         return f"{_PREFIX}{self.number:06d}"
+
+    @property
+    def full(self) -> bool:
+        return len(self.events) >= MOST_PER_OBJECT
 
 
 class EventLog:
@@ -76,6 +85,7 @@ class EventLog:
             read = segment.read.get(deck_id, 0)
             fresh = [one for one in told if one.id > read]
             if fresh:
+                segment.read.pop(deck_id, None)  # so that the one that was read longest ago comes first
                 segment.read[deck_id] = fresh[-1].id
             first = _next_id(segment)
             return [Event(first + n, one.at, worker, one.kind, one.detail) for n, one in enumerate(fresh)]
@@ -125,30 +135,37 @@ class EventLog:
     async def _append(self, make: Callable[[_Segment], list[Event]]) -> list[Event]:
         async with self._appending:
             while True:
-                segment = self._newest or await self._read_newest()
+                newest = self._newest or await self._read_newest()
+                segment = await self._following(newest) if newest.full else newest
                 made = make(segment)
                 if not made:
-                    self._newest = segment  # what others have written is known now, and not asked for again
+                    self._newest = newest  # what others have written is known now, and not asked for again
                     return []
                 segment.events.extend(made)
-                try:
+                self._newest = None  # until it is written: what is in hand is not what is there
+                with contextlib.suppress(Conflict):
                     self._newest = await self._write(segment)
-                except Conflict:
-                    self._newest = None
-                    continue
-                return made
+                    return made
 
     async def _write(self, segment: _Segment) -> _Segment:
-        """Write it; a full one gets a successor that goes on from it."""
         manifest = _manifest(segment, self._api.namespace)
-        done = await (self._api.create(manifest) if segment.version is None else self._api.replace(manifest))
+        first_time = segment.version is None
+        done = await (self._api.create(manifest) if first_time else self._api.replace(manifest))
         segment.version = done["metadata"]["resourceVersion"]
-        if len(segment.events) < MOST_PER_OBJECT:
-            return segment
-        following = _Segment(segment.number + 1, [], dict(segment.read), _next_id(segment))
-        done = await self._api.create(_manifest(following, self._api.namespace))
-        await self._prune()
-        return _segment(done)
+        if first_time:
+            with contextlib.suppress(ClientError):  # it is written; the next one's writer tries again
+                await self._prune()
+        return segment
+
+    async def _following(self, full: _Segment) -> _Segment:
+        """The one that goes on from it. How far a deck was read is kept; of workers that are gone, the newest only."""
+        read = dict(full.read)
+        if len(read) > MOST_READ:
+            leases, _ = await self._api.all("Lease", WORKER_LABEL)
+            there = {_deck_told_in(lease) for lease in leases}
+            for deck_id in [one for one in read if one not in there][: len(read) - MOST_READ]:
+                del read[deck_id]
+        return _Segment(full.number + 1, [], read, _next_id(full))
 
     async def _prune(self) -> None:
         objects, _ = await self._list()
@@ -180,6 +197,11 @@ def _segment(manifest: Manifest) -> _Segment:
         int(data.get("first", "1")),
         manifest["metadata"]["resourceVersion"],
     )
+
+
+def _deck_told_in(lease: Manifest) -> str | None:
+    told = (lease["metadata"].get("annotations") or {}).get(STATUS_ANNOTATION)
+    return None if told is None else str(msgspec.json.decode(told).get("deck"))
 
 
 def _next_id(segment: _Segment) -> int:

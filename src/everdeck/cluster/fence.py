@@ -34,7 +34,6 @@ import ssl
 import struct
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,6 +42,7 @@ from typing import Any, Final
 from everdeck.cluster.lease import Seen, Terms, Watched, may_take_at, watched
 from everdeck.crashpoints import crash_point
 from everdeck.kernel.identity import boottime
+from everdeck.kernel.sleep import sleep_until
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 STATUS_ANNOTATION: Final = "everdeck.dev/status"
@@ -100,9 +100,8 @@ def watchdog(deadline: Deadline) -> None:
         if at <= boottime() and at != killed:
             kill_everybody()
             killed = at
-        # Passed and dealt with, or not yet there: nothing can make it pass earlier, so sleep until it may.
-        seconds = max(0.05, at - boottime()) if at > boottime() else _LOOK_AGAIN_SECONDS
-        time.sleep(seconds)  # noqa: TID251 - a deadline is a time
+        # Passed and dealt with, or not yet there: only the fence makes it pass earlier, and that one then kills itself.
+        sleep_until(at if at > boottime() else boottime() + _LOOK_AGAIN_SECONDS)
 
 
 def kill_everybody() -> None:
@@ -288,7 +287,7 @@ class Fence:
         if pod["metadata"]["uid"] != self.place.uid:
             raise NotOurs(f"the live pod is {pod['metadata']['uid']}, this one is {self.place.uid}")
 
-    def _renew(self, *, taking: bool = False) -> bool:
+    def _renew(self, *, taking: bool = False, again: bool = True) -> bool:
         """Write our name and the time into the Lease; the API server refuses if somebody else wrote meanwhile."""
         assert self._lease is not None  # noqa: S101 - taken before it is renewed
         sent_at = boottime()
@@ -312,7 +311,7 @@ class Fence:
         try:
             self._lease = self.api.ask("PUT", self.place.lease_path, body)
         except Refused as refused:
-            if refused.status == 409:  # noqa: PLR2004 - written by somebody else since we read it
+            if refused.status == 409 and again:  # noqa: PLR2004 - written by somebody else since we read it
                 return self._read_again(taking=taking)
             say(f"the Lease cannot be renewed: {refused}")
             return False
@@ -330,10 +329,16 @@ class Fence:
         except (OSError, Refused, http.client.HTTPException) as error:
             say(f"the Lease cannot be read: {error}")
             return False
-        if taking or lease["spec"].get("holderIdentity") != self.place.holder:
+        if taking:
+            return False
+        if (holder := lease["spec"].get("holderIdentity")) != self.place.holder:
+            # Nobody may take it before our time is over; but people can, by hand, and clocks of a machine that was
+            # paused from outside have stood still. Whoever it was, it is not ours: nothing may run another moment.
+            say(f"the Lease was taken from us by {holder or 'somebody who left it free'}")
+            self.deadline.at = 0.0
             return False
         self._lease = lease
-        return self._renew()
+        return self._renew(again=False)
 
     # --- holding --------------------------------------------------------------------------------------------------
 
@@ -344,8 +349,9 @@ class Fence:
         while not self._ending:
             now = boottime()
             unrenewed = now - self._renewed_at
-            if unrenewed >= self.terms.kill or (asked and self._owner_is_gone()):
+            if self.deadline.passed or (asked and self._owner_is_gone()):
                 break
+            self._start_watchdog()  # it may have been killed: by the kernel for its memory, by the program
             if unrenewed >= self.terms.polite and not asked:
                 say(f"not renewed for {unrenewed:.1f} s: the program is asked to end")
                 self._ask_owner_to_end()
@@ -366,7 +372,7 @@ class Fence:
             if self._wait(max(0.0, until - now)):
                 next_renewal = min(next_renewal, boottime())  # news for the Lease
         if not self._ending:
-            self._lost = boottime() - self._renewed_at >= self.terms.polite
+            self._lost = self.deadline.passed or boottime() - self._renewed_at >= self.terms.polite
             self._end_everything()
             self._lost = False
 
@@ -485,10 +491,11 @@ class Fence:
         for pid in _children():
             if pid not in known:
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+                    if os.waitpid(pid, os.WNOHANG)[0] == self._watchdog:
+                        self._watchdog = 0
 
     def _start_watchdog(self) -> None:
-        if self._watchdog and Path(f"/proc/{self._watchdog}").exists():
+        if self._watchdog:
             return
         words = [sys.executable, "-P", "-m", "everdeck.cluster.fence", "--watchdog", str(self.deadline.fd)]
         process = subprocess.Popen(  # noqa: TID251 - as the owner
@@ -542,7 +549,7 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--"]:
         arguments = arguments[1:]
     terms = Terms(duration=float(os.environ.get("EVERDECK_LEASE_SECONDS", Terms().duration)))
-    time.sleep(random.random() * 0.2)  # noqa: S311, TID251 - a hundred pods of a dead node begin together
+    sleep_until(boottime() + random.random() * 0.2)  # noqa: S311 - a hundred pods of a dead node begin together
     return Fence(Place.of_environment(), terms, Api(terms.request), arguments, Deadline.make()).live()
 
 

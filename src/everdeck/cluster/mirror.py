@@ -18,11 +18,12 @@ _AGAIN_SECONDS: Final = 0.5
 
 
 class Mirror:
-    """All objects of one kind with a label, by name; and since when each has its present version, on our clock."""
+    """All objects of one kind with a label, by name; and since when each is as it is, on our clock."""
 
     def __init__(self, api: Api, kind: str, labels: str, changed: Callable[[], None]) -> None:
         self.objects: dict[str, Manifest] = {}
-        self.since: dict[str, float] = {}
+        self._since: dict[str, float] = {}
+        self._looked_at = 0.0
         self.current = asyncio.Event()
         self._api = api
         self._kind = kind
@@ -37,8 +38,7 @@ class Mirror:
                 async for change, item in self._api.watch(self._kind, version, self._labels):
                     name = item["metadata"]["name"]
                     if change == "DELETED":
-                        self.objects.pop(name, None)
-                        self.since.pop(name, None)
+                        self.drop(name)
                     else:
                         self.take(item)
                     self._changed()
@@ -47,20 +47,37 @@ class Mirror:
             await asyncio.sleep(_AGAIN_SECONDS)  # noqa: TID251 - an API server that is away gives no event
 
     def take(self, item: Manifest) -> None:
-        """Note an object as it was just read or written."""
+        """Note an object as it was just read or written, unless the watch has told of a later version meanwhile."""
         name = item["metadata"]["name"]
         before = self.objects.get(name)
-        if before is None or before["metadata"]["resourceVersion"] != item["metadata"]["resourceVersion"]:
-            self.since[name] = boottime()
+        if before is not None and _version(item) < _version(before):
+            return
+        if before is None or _version(item) != _version(before):
+            self._since[name] = boottime()
         self.objects[name] = item
+
+    def drop(self, name: str) -> None:
+        """Note that it is gone."""
+        if self.objects.pop(name, None) is not None:
+            self._since[name] = boottime()
+
+    def unchanged_since(self, name: str) -> float:
+        """Since when it has its present version, or is gone; at the earliest since we began to look."""
+        return self._since.get(name, self._looked_at)
 
     async def _list(self) -> str:
         items, version = await self._api.all(self._kind, self._labels)
         there = {item["metadata"]["name"] for item in items}
+        self._looked_at = self._looked_at or boottime()
         for gone in set(self.objects) - there:
-            del self.objects[gone], self.since[gone]
+            self.drop(gone)
         for item in items:
             self.take(item)
         self.current.set()
         self._changed()
         return version
+
+
+def _version(item: Manifest) -> int:
+    """Numbers that grow with each write of the whole cluster: etcd's own, and comparable by decree since 1.35."""
+    return int(item["metadata"]["resourceVersion"])

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from everdeck.cluster.api import Api, Conflict
-from everdeck.cluster.events import EventLog
+from everdeck.cluster.events import EventLog, Told
 from everdeck.cluster.fence import ACCOUNT, seen_in
 from everdeck.cluster.lease import Terms, Watched, may_take_at, watched
 from everdeck.cluster.mirror import Mirror
@@ -66,25 +66,26 @@ class Operator:
             with contextlib.suppress(ClientError):
                 lease = await self._own_lease()
                 watch = watched(watch, seen_in(lease), boottime())
-                at = may_take_at(watch, self._us, self._terms)
-                if at <= boottime() and (taken := await self._write(lease)) is not None:
+                at, asked_at = may_take_at(watch, self._us, self._terms), boottime()
+                if at <= asked_at and (taken := await self._write(lease)) is not None:
                     _log.info("leading as %s", self._us)
-                    await self._lead(taken)
+                    await self._lead(taken, asked_at)
                     _log.warning("not leading any more")
                     watch = None
             await asyncio.sleep(_AGAIN_SECONDS)  # noqa: TID251 - whoever leads says nothing to us while all is well
 
-    async def _lead(self, lease: Manifest) -> None:
+    async def _lead(self, lease: Manifest, renewed_at: float) -> None:
         """Act while the Lease is ours; the work ends before anybody else may begin."""
-        renewed_at = boottime()
         self.leads = True
         work = asyncio.get_running_loop().create_task(self._work())
         try:
-            while boottime() - renewed_at < self._terms.polite and not work.done():
-                await asyncio.wait({work}, timeout=self._terms.renew)
+            while (left := renewed_at + self._terms.polite - boottime()) > 0 and not work.done():
+                await asyncio.wait({work}, timeout=min(left, self._terms.renew))
                 sent_at = boottime()
-                with contextlib.suppress(ClientError):
-                    written = await self._write(lease)
+                # An answer that comes later than the Lease holds is none.
+                with contextlib.suppress(ClientError, TimeoutError):
+                    async with asyncio.timeout(renewed_at + self._terms.polite - sent_at):
+                        written = await self._write(lease)
                     if written is None:
                         return
                     lease, renewed_at = written, sent_at
@@ -159,13 +160,19 @@ class Operator:
                 continue  # it was renewed at the last moment: somebody lives there
             meta, node = case.pod["metadata"], case.pod["spec"]["nodeName"]
             _log.warning("node %s does not answer and the Lease of %s is silent: its pod is forgotten", node, own)
+            await self._tell_of(own, node, meta["uid"])
+            crash_point("operator.told")
             await self._api.delete("Pod", meta["name"], uid=meta["uid"], force=True)
-            self._pods.objects.pop(meta["name"], None)
+            self._pods.drop(meta["name"])
             self.rescued += 1
-            made = self._sets.objects.get(own)
-            if made is not None:
-                name = Objects(made, None, None).name
-                await self._events.append(name, EventKind.ORPHAN_REAPED, node=node, why="node-lost", pod=meta["uid"])
+
+    async def _tell_of(self, own: str, node: str, pod_uid: str) -> None:
+        """Once for each pod, whoever leads: it is told before it is done, and a leader that dies then is followed."""
+        made = self._sets.objects.get(own)
+        if made is not None:
+            detail = {"node": node, "why": "node-lost", "pod": pod_uid}
+            told = Told(1, datetime.now(UTC), EventKind.ORPHAN_REAPED, detail)
+            await self._events.transfer(Objects(made, None, None).name, f"pod:{pod_uid}", [told])
 
     async def _freed(self, case: Rescue) -> bool:
         """Take the silent holder's name off the Lease: we have waited as a successor would, so it need not once more.
@@ -178,6 +185,9 @@ class Operator:
         try:
             self._leases.take(await self._api.replace({**case.lease, "spec": spec}))
         except Conflict:
+            # The picture is behind. It is told anew, and the wait begins anew: else we would ask in a circle.
+            if (now := await self._api.find("Lease", case.lease["metadata"]["name"])) is not None:
+                self._leases.take(now)
             return False
         crash_point("operator.lease-freed")
         return True
@@ -188,8 +198,7 @@ class Operator:
             own = pod["metadata"]["labels"][WORKER_LABEL]
             node = self._nodes.objects.get(pod["spec"].get("nodeName", ""))
             lease = self._leases.objects.get(own)
-            since = self._leases.since.get(own, boottime())
-            cases.append((own, Rescue(pod, is_ready(node), lease, since)))
+            cases.append((own, Rescue(pod, is_ready(node), lease, self._leases.unchanged_since(own), self._terms)))
         return cases
 
     def _next_due(self) -> float | None:
