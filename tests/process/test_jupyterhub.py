@@ -340,13 +340,15 @@ def test_accounts_keep_their_kernels_and_a_stranger_with_the_pid_of_a_server_is_
 
 
 def test_a_polite_restart_keeps_the_servers(light: Hub) -> None:
-    """The configuration of the how-to: a hub that is asked to leave leaves them running."""
+    """The configuration of the how-to: a hub that is asked to leave leaves them running, and the next one has them."""
     assert len(HOW_TO) == 2
     spawned(light, "alice")
     light.stop_politely()
     server = Person(light.state).worker("alice")
     assert server["state"] == "running"
     assert is_server_of(Path(f"/proc/{server['pid']}"), light, "alice")
+    light.start()
+    assert alone(light, "alice")["pid"] == server["pid"]
 
 
 def taking(pid: int) -> "subprocess.Popen[bytes]":
