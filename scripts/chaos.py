@@ -39,6 +39,7 @@ from everdeck.child import DIR_ENV
 WORKERS = 12
 USERS = 3
 SETTLE_SECONDS = 60
+PACE_SECONDS = 0.15
 # The breaker must stay out of it: here every worker crashes far more often than a person would allow.
 POLICY = Restart("always", max_crashes=1_000_000, backoff_seconds=0.01, backoff_cap_seconds=0.05)
 
@@ -70,7 +71,9 @@ class Report:
         )
 
 
-def run(seconds: float, seed: int, *, pid1: bool = False, users: int = USERS) -> Report:
+def run(
+    seconds: float, seed: int, *, pid1: bool = False, users: int = USERS, pace_seconds: float = PACE_SECONDS
+) -> Report:
     """Kill for so many seconds, then check; leaves nothing behind."""
     place = Path(tempfile.mkdtemp(prefix="everdeck-chaos-"))
     small = _small_disk(place)
@@ -80,7 +83,7 @@ def run(seconds: float, seed: int, *, pid1: bool = False, users: int = USERS) ->
     try:
         with watcher:
             crowd = Crowd(state, random.Random(seed), report, pid1=pid1, users=1 if pid1 else users)
-            _kill_at_random(crowd, seconds, watcher, small)
+            _kill_at_random(crowd, seconds, watcher, small, pace_seconds)
             _check(state, report)
     finally:
         _end_all(state)
@@ -191,7 +194,7 @@ class Crowd:
         self.users.clear()
 
 
-def _kill_at_random(crowd: Crowd, seconds: float, watcher: "Watcher", small: bool) -> None:
+def _kill_at_random(crowd: Crowd, seconds: float, watcher: "Watcher", small: bool, pace_seconds: float) -> None:
     choice, report = crowd.choice, crowd.report
     try:
         crowd.fill()
@@ -201,7 +204,7 @@ def _kill_at_random(crowd: Crowd, seconds: float, watcher: "Watcher", small: boo
         while time.monotonic() < deadline and not report.wrong:
             # How long the owner may work before the next blow decides where it is hit: mostly soon, in the
             # middle of recovery or of a first verb; sometimes late.
-            time.sleep(choice.expovariate(1 / 0.15))
+            time.sleep(choice.expovariate(1 / pace_seconds))
             blow = choice.random()
             owner = crowd.owner()
             if blow < 0.45:
@@ -373,6 +376,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pid1", action="store_true", help="the owner is PID 1 of a pid namespace (needs root)")
     parser.add_argument("--users", type=int, default=USERS, help="how many processes open the deck at once")
+    parser.add_argument(
+        "--pace", type=float, default=PACE_SECONDS, help="seconds between two blows, on average (default %(default)s)"
+    )
     parser.add_argument("--owner", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.owner:
@@ -380,7 +386,7 @@ def main() -> int:
     users = 1 if asked.pid1 else asked.users
     where = ", as PID 1" if asked.pid1 else ""
     print(f"chaos: seed {asked.seed}, {asked.seconds:g} s, {WORKERS} workers, {users} users{where}", flush=True)
-    report = run(asked.seconds, asked.seed, pid1=asked.pid1, users=users)
+    report = run(asked.seconds, asked.seed, pid1=asked.pid1, users=users, pace_seconds=asked.pace)
     print(f"chaos: {report}", flush=True)
     return 1 if report.wrong else 0
 
