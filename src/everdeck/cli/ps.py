@@ -1,6 +1,5 @@
 """``everdeck ps``: who runs. Works with no owner too, and then says so."""
 
-import json
 import shutil
 import sys
 from argparse import ArgumentParser, Namespace
@@ -51,8 +50,7 @@ def ps(options: Namespace) -> int:
         return FAILED
     shown["workers"] = [worker for worker in shown["workers"] if _is_wanted(worker, options)]
     if options.json:
-        json.dump(shown, sys.stdout)
-        print()
+        print(msgspec.json.encode(shown).decode())
     elif options.quiet:
         for worker in shown["workers"]:
             print(worker["name"])

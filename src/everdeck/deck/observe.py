@@ -5,8 +5,10 @@ workers a look at all of them is then a walk over memory. Only what moves by its
 shown.
 """
 
+from bisect import bisect_left
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
@@ -21,6 +23,19 @@ from everdeck.registry import WorkerRecord
 _SHORTEST_SAMPLE_SECONDS: Final = 0.1
 RECENT_SECONDS: Final = 1.0
 """How old a measurement may be that a list of everybody shows."""
+
+
+class Health(Protocol):
+    """What is known of everybody's health."""
+
+    def signs(self) -> tuple[object, ...]:
+        """All of it, to compare with later."""
+
+    def summary(self, name: str) -> str | None:
+        """One worker's, in a word."""
+
+    def reason(self, name: str) -> str | None:
+        """Why it is not well."""
 
 
 def status_of(
@@ -83,6 +98,42 @@ def glance_of(worker: Worker, clock: Clock, health: str | None, health_reason: s
         )
         worker.glance = (facts, told)
     return worker.glance[1]
+
+
+class Glance:
+    """Everybody by name, as told last; only who changed since then is looked at again."""
+
+    def __init__(self) -> None:
+        self._changes = -1
+        self._signs: tuple[object, ...] = ()
+        self._told: list[WorkerStatus] = []
+
+    def at(self, workers: Mapping[str, Worker], health: Health, clock: Clock) -> list[WorkerStatus]:
+        """Everybody now, in a list of the caller's own."""
+        signs = health.signs()
+        if len(workers) != len(self._told) or signs != self._signs or not self._renewed(workers, health, clock):
+            self._told = [_glance(workers[name], health, clock) for name in sorted(workers)]
+        self._changes, self._signs = Worker.changes, signs
+        return self._told.copy()
+
+    def _renewed(self, workers: Mapping[str, Worker], health: Health, clock: Clock) -> bool:
+        """Tell anew of those that changed; False if one of them was not there before, so another one is gone."""
+        if self._changes == Worker.changes:
+            return True
+        for one in [worker for worker in workers.values() if worker.changed_at > self._changes]:
+            place = bisect_left(self._told, one.name, key=_name)
+            if place == len(self._told) or self._told[place].name != one.name:
+                return False
+            self._told[place] = _glance(one, health, clock)
+        return True
+
+
+def _glance(worker: Worker, health: Health, clock: Clock) -> WorkerStatus:
+    return glance_of(worker, clock, health.summary(worker.name), health.reason(worker.name))
+
+
+def _name(status: WorkerStatus) -> str:
+    return status.name
 
 
 def status_from_record(record: WorkerRecord, clock: Clock) -> WorkerStatus:

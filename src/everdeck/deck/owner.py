@@ -47,7 +47,7 @@ from everdeck.deck.home import DeckHome, Inherited
 from everdeck.deck.idle_readers import idle_readers
 from everdeck.deck.memory import MemoryWatch
 from everdeck.deck.messages import MessageVerbs
-from everdeck.deck.observe import RECENT_SECONDS, crash_times, glance_of, layers_of, measure, status_of, was_measured
+from everdeck.deck.observe import RECENT_SECONDS, Glance, crash_times, layers_of, measure, status_of, was_measured
 from everdeck.deck.parts import Parts
 from everdeck.deck.recovery import Recovery
 from everdeck.deck.starting import Launch, Starting
@@ -138,7 +138,7 @@ class Owner(MessageVerbs):
         self._measurements = 0
         # What was told last, and the facts it was made from: thousands are asked about more often than they change.
         self._used: tuple[tuple[int, int], dict[str, tuple[float, int]]] | None = None
-        self._glanced: tuple[tuple[object, ...], builtins.list[WorkerStatus]] | None = None
+        self._glance = Glance()
         self._measured.set()
         self._bound = os.lstat(home.socket_path)
         welcome = Welcome(VERSION, self.owner_pid, deck_id, __version__)
@@ -700,13 +700,7 @@ class Owner(MessageVerbs):
     async def glance(self) -> builtins.list[WorkerStatus]:
         """Every worker, by name, without uptime, cpu and memory: next to nothing while nothing changed."""
         parts = self._parts()
-        workers, health, clock = parts.workers, parts.health, parts.clock
-        facts = (Worker.changes, len(workers), health.signs())
-        if self._glanced is None or self._glanced[0] != facts:
-            names = sorted(workers)
-            told = [glance_of(workers[name], clock, health.summary(name), health.reason(name)) for name in names]
-            self._glanced = (facts, told)
-        return self._glanced[1].copy()
+        return self._glance.at(parts.workers, parts.health, parts.clock)
 
     async def usage(self) -> Mapping[str, tuple[float, int]]:
         """Percent of a core and bytes of everybody who runs, as they were a moment ago: to find the largest.

@@ -28,10 +28,11 @@ class Worker:
     """The record as it was last committed, and what the kernel gave us."""
 
     changes: ClassVar[int] = 0
-    """How often something changed that a list tells of any worker: a list is made anew only if this moved."""
+    """How often something changed that a list tells of any worker: a list is looked through only if this moved."""
 
     __slots__ = (
         "awaits_ready",
+        "changed_at",
         "cpu_sample",
         "ended_ill",
         "explained_at",
@@ -50,6 +51,7 @@ class Worker:
     )
 
     def __init__(self, record: WorkerRecord, workers_dir: Path) -> None:
+        self.changed_at = 0  # what Worker.changes was when it changed last
         self.record = record
         self.workers_dir = workers_dir
         self.on_death: Callable[[Worker], None] = _nobody_listens
@@ -72,6 +74,7 @@ class Worker:
         object.__setattr__(self, name, value)
         if name in _TOLD:
             Worker.changes += 1
+            object.__setattr__(self, "changed_at", Worker.changes)
 
     @property
     def name(self) -> str:

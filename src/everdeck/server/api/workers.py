@@ -4,6 +4,7 @@ import asyncio
 import base64
 import binascii
 import hashlib
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -286,10 +287,12 @@ def _beyond(
     order: Direction,
     key_of: Callable[[WorkerStatus], tuple[float | str, str]],
 ) -> list[WorkerStatus]:
+    """Those behind the cursor; they are sorted, so a few looks find where it stands."""
     try:
         if order is Direction.ASC:
-            return [status for status in statuses if key_of(status) > key]
-        return [status for status in statuses if key_of(status) < key]
+            return statuses[bisect_right(statuses, key, key=key_of) :]
+        before = bisect_left(statuses[::-1], key, key=key_of)
+        return statuses[len(statuses) - before :]
     except TypeError:
         raise SpecError("cursor", "one of another sort order", "the `next` of a page before") from None
 

@@ -12,10 +12,10 @@ Owns the routes ``/`` and ``/static/…`` and the security headers on them. Prom
 
 from functools import lru_cache
 from hashlib import blake2b
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from litestar import Request, Response, get
 from litestar.datastructures import State as AppState
 from litestar.exceptions import NotFoundException
@@ -63,6 +63,8 @@ _MEDIA_TYPES: Final = {
 
 def create_dashboard_routes() -> list[HTTPRouteHandler]:
     """The route handlers of the page, to be mounted beside the API's."""
+    if find_spec("jinja2") is None:  # it is loaded with the first page; that it is missing is told before
+        raise ModuleNotFoundError("No module named 'jinja2'", name="jinja2")
     return [_page, _static_file]
 
 
@@ -99,6 +101,8 @@ def _digest() -> str:
 @lru_cache(maxsize=2)
 def _shell(digest: str) -> str:
     """The HTML with every style sheet and module named, so that adding a widget is adding its two files."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415 - 3 MB that only a page needs
+
     environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, auto_reload=False
     )
