@@ -37,7 +37,7 @@ from everdeck.errors import RegistryError, RegistryTooNew, RegistryUnavailable, 
 from everdeck.model import Cookie, Event, EventKind, Exit, Identity, Restart, State, WorkerName, WorkerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
 Desired: TypeAlias = Literal["running", "stopped"]
 
@@ -54,6 +54,9 @@ _RESERVE_SUFFIX: Final = "-reserve"
 _RESERVE_BYTES: Final = 1 << 18  # some dozens of commits
 _ROOM_FOR_RESERVE: Final = 16 * _RESERVE_BYTES  # on a disk with less free than this, others need it more
 _BUSY_SECONDS: Final = 5.0
+# Another program's write holds up the owner's loop, and with it everybody's supervision, for at most so long; and once
+# it took that long, for no time at all until it is over.
+_OWNER_BUSY_SECONDS: Final = 0.2
 
 _decode_spec: Final = msgspec.json.Decoder(WorkerSpec).decode
 _decode_exit: Final = msgspec.json.Decoder(Exit).decode
@@ -152,6 +155,7 @@ class Registry:
         self._since_pruning = 0
         self._ids_reserved = 0
         self._wal_fd = -1
+        self._waits = True
 
     @classmethod
     def open(cls, path: Path, boot_id: str = "") -> Self:
@@ -170,6 +174,7 @@ class Registry:
         try:
             with _translated(path):
                 registry.begin(boot_id)
+                registry.wait_for_others(waits=True)
         except BaseException:
             registry.close()
             raise
@@ -256,6 +261,23 @@ class Registry:
         with _translated(self.path):
             disk.sync(self._wal_fd)
 
+    def wait_for_others(self, *, waits: bool) -> None:
+        """Whether a write waits a moment for another program that is writing; if not, it is refused at once."""
+        self._waits = waits
+        self.connection.execute(f"PRAGMA busy_timeout = {_OWNER_BUSY_SECONDS * 1000 if waits else 0:.0f}")
+
+    def write(self, statement: str, bindings: "Sequence[Any] | Mapping[str, Any]" = ()) -> sqlite3.Cursor:
+        """Carry out one statement that writes."""
+        try:
+            cursor = self.connection.execute(statement, bindings)
+        except sqlite3.OperationalError as err:
+            if _is_busy(err) and self._waits:
+                self.wait_for_others(waits=False)
+            raise
+        if not self._waits:
+            self.wait_for_others(waits=True)
+        return cursor
+
     def transaction(self) -> "_Transaction":
         """All that is written inside is there together, or not at all; inside another one, a part of it."""
         return _Transaction(self)
@@ -270,7 +292,7 @@ class Registry:
         """Note one fact about the deck itself."""
         self._wrote()
         with _translated(self.path):
-            self.connection.execute(_sql("set_meta"), {"key": key, "value": value})
+            self.write(_sql("set_meta"), {"key": key, "value": value})
 
     def records(self) -> list[WorkerRecord]:
         """Every worker that is noted down."""
@@ -282,7 +304,7 @@ class Registry:
         self._wrote()
         identity = record.identity
         with _translated(self.path):
-            self.connection.execute(
+            self.write(
                 _sql("save_worker"),
                 (
                     record.name,
@@ -317,14 +339,14 @@ class Registry:
         """Forget a worker; its events stay."""
         self._wrote()
         with _translated(self.path):
-            self.connection.execute(_sql("delete_worker"), {"name": name})
+            self.write(_sql("delete_worker"), {"name": name})
 
     def append_event(self, at: float, worker: str | None, kind: EventKind, detail: dict[str, Any]) -> Event:
         """Note down what happened; the id is the next one. Old events are forgotten beyond the number we keep."""
         self._wrote()
         with _translated(self.path):
             asked = isinstance(detail.get("by"), dict)  # a text is a reason of our own
-            cursor = self.connection.execute(_sql("append_event"), (at, worker, kind.value, _encode(detail), asked))
+            cursor = self.write(_sql("append_event"), (at, worker, kind.value, _encode(detail), asked))
             event_id = cursor.lastrowid or 0
             if event_id > self._ids_reserved:  # in the open transaction, so before anybody can read the id
                 self._reserve_ids(event_id + _IDS_IN_A_BLOCK)
@@ -643,7 +665,7 @@ class _Transaction:
         if registry.in_transaction:
             return
         with _translated(registry.path):
-            registry.connection.execute("BEGIN IMMEDIATE")
+            registry.write("BEGIN IMMEDIATE")
         registry.in_transaction = self._outermost = True
 
     def __exit__(
@@ -688,6 +710,10 @@ class _translated:  # noqa: N801 - reads as what it does, in a with statement
             if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}:
                 raise RegistryUnavailable(f"{self._path}: {error.strerror}") from error
             raise RegistryError(f"{self._path}: {error.strerror}") from error
+
+
+def _is_busy(err: sqlite3.DatabaseError) -> bool:
+    return getattr(err, "sqlite_errorcode", 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
 def _registry_error(err: sqlite3.DatabaseError, path: Path) -> RegistryError:
