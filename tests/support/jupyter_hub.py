@@ -37,7 +37,7 @@ c.JupyterHub.authenticator_class = "dummy"
 c.Authenticator.allow_all = True
 c.Authenticator.allowed_users = {users!r}
 c.JupyterHub.bind_url = "http://127.0.0.1:{port}"
-c.JupyterHub.hub_bind_url = "http://127.0.0.1:{hub_port}"
+c.JupyterHub.hub_bind_url = "http://{address}:{hub_port}"
 c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{api_port}"
 c.ConfigurableHTTPProxy.should_start = False
 c.JupyterHub.allow_named_servers = True
@@ -90,12 +90,19 @@ def _closed_above(path: Path) -> Path | None:
 
 
 class Hub:
-    """One hub in one directory. ``more`` is added to its configuration."""
+    """One hub in one directory. ``more`` is added to its configuration; servers reach it at ``address``."""
 
     def __init__(
-        self, directory: Path, more: str = "", *, account: Account | None = None, scripts: Path | None = None
+        self,
+        directory: Path,
+        more: str = "",
+        *,
+        account: Account | None = None,
+        scripts: Path | None = None,
+        address: str = "127.0.0.1",
     ) -> None:
         self.directory = directory
+        self.address = address
         self.scripts = scripts or Path(sys.executable).parent
         self.state = directory / ".everdeck"
         self.port = free_port()
@@ -131,6 +138,7 @@ class Hub:
         config = CONFIG.format(
             users=self.users,
             port=self.port,
+            address=self.address,
             hub_port=self._ports[0],
             api_port=self._ports[1],
             secret=self._secret,
@@ -158,7 +166,7 @@ class Hub:
         assert self._process is not None
         assert self._process.poll() is None, f"the hub ended:\n{self.log()[-3000:]}"
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", self._ports[0])) != 0:
+            if probe.connect_ex((self.address, self._ports[0])) != 0:
                 return False
         with contextlib.suppress(httpx.HTTPError):
             return httpx.get(f"{self.url}/hub/api/", timeout=PATIENCE_SECONDS).status_code == httpx.codes.OK
@@ -203,7 +211,8 @@ class Hub:
         Person(self.state).leaves()
 
     def _started_proxy(self) -> "subprocess.Popen[bytes]":
-        places = {"port": self.port, "api-port": self._ports[1], "default-target": f"http://127.0.0.1:{self._ports[0]}"}
+        hub = f"http://{self.address}:{self._ports[0]}"
+        places = {"port": self.port, "api-port": self._ports[1], "default-target": hub}
         words = [word for name, value in places.items() for word in (f"--{name}", str(value))]
         with (self.directory / "proxy.log").open("wb") as log:
             return subprocess.Popen(

@@ -1,5 +1,7 @@
 """What the deck of a cluster decides: names, objects, and when a Lease may be used, taken and given up on."""
 
+import mmap
+import os
 import re
 
 import msgspec
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everdeck.cluster.api import Api
+from everdeck.cluster.fence import Deadline
 from everdeck.cluster.lease import Seen, Terms, Watched, may_take_at, watched
 from everdeck.cluster.mirror import Mirror
 from everdeck.cluster.naming import LONGEST, name_of, object_name
@@ -90,6 +93,24 @@ def test_nobodys_lease_and_our_own_are_free_at_once(holder: str) -> None:
 def test_the_longer_of_two_durations_counts() -> None:
     """A holder of an older release may have longer terms than ours."""
     assert may_take_at(Watched(Seen("other", 60, "1"), 0.0), "us", TERMS) == 60 + TERMS.margin
+
+
+def test_a_program_cannot_lengthen_its_own_time() -> None:
+    """It has the fence's account and finds the descriptor: it reads what others see, and cannot write."""
+    deadline = Deadline.make()
+    found = os.open(f"/proc/self/fd/{deadline.fd}", os.O_RDWR)
+    try:
+        deadline.at = 7.0
+        assert Deadline(found).at == 7.0
+        with pytest.raises(PermissionError):
+            mmap.mmap(found, 8)
+        with pytest.raises(PermissionError):
+            os.write(found, b"12345678")
+        with pytest.raises(PermissionError):
+            os.ftruncate(found, 0)
+    finally:
+        os.close(found)
+        os.close(deadline.fd)
 
 
 # --- rescue -------------------------------------------------------------------------------------------------------

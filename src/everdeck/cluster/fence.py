@@ -22,6 +22,7 @@ Standard library and our kernel layer only. See pid_namespaces(7), kill(2), memf
 """
 
 import contextlib
+import fcntl
 import http.client
 import json
 import mmap
@@ -50,6 +51,7 @@ TOLD_ANNOTATION: Final = "everdeck.dev/told"
 DEADLINE_FD_ENV: Final = "EVERDECK_FENCE_DEADLINE_FD"
 REPORT_FD_ENV: Final = "EVERDECK_FENCE_REPORT_FD"
 _DEADLINE: Final = struct.Struct("d")
+_F_SEAL_FUTURE_WRITE: Final = 0x0010
 _LOOK_AGAIN_SECONDS: Final = 1.0
 _NOT_OURS: Final = 75  # EX_TEMPFAIL: this pod is not the worker's any more
 
@@ -58,19 +60,26 @@ _NOT_OURS: Final = 75  # EX_TEMPFAIL: this pod is not the worker's any more
 
 
 class Deadline:
-    """Until when the program may run, on CLOCK_BOOTTIME, in memory that is shared by inheriting its descriptor."""
+    """Until when the program may run, on CLOCK_BOOTTIME, in memory that is shared by inheriting its descriptor.
 
-    def __init__(self, fd: int) -> None:
+    Only who made it writes: it is sealed against others, since the program has the fence's own account and would find
+    the descriptor below ``/proc/1/fd``. See F_SEAL_FUTURE_WRITE in fcntl(2).
+    """
+
+    def __init__(self, fd: int, *, writes: bool = False) -> None:
         self.fd = fd
-        self._memory = mmap.mmap(fd, _DEADLINE.size)
+        self._memory = mmap.mmap(fd, _DEADLINE.size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0))
 
     @classmethod
     def make(cls) -> "Deadline":
         """A new one, passed already."""
-        fd = os.memfd_create("everdeck-deadline", 0)
+        fd = os.memfd_create("everdeck-deadline", os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, _DEADLINE.size)
         os.set_inheritable(fd, True)  # noqa: FBT003 - the call's own form
-        return cls(fd)
+        made = cls(fd, writes=True)
+        with contextlib.suppress(OSError):  # a kernel that is none (gVisor): then it is as open as it was
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        return made
 
     @property
     def at(self) -> float:
@@ -349,7 +358,7 @@ class Fence:
         while not self._ending:
             now = boottime()
             unrenewed = now - self._renewed_at
-            if self.deadline.passed or (asked and self._owner_is_gone()):
+            if unrenewed >= self.terms.kill or self.deadline.passed or (asked and self._owner_is_gone()):
                 break
             self._start_watchdog()  # it may have been killed: by the kernel for its memory, by the program
             if unrenewed >= self.terms.polite and not asked:
