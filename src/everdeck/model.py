@@ -426,9 +426,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def of(cls, command: "Sequence[str | PurePath] | WorkerSpec", **fields: Any) -> Self:
         """A spec from what a caller typed: a command and fields, or a spec with some fields changed."""
-        known = set(cls.__struct_fields__) - {"command"}
         for field, value in fields.items():
-            if field not in known:
+            if field == "command" or field not in cls.__struct_fields__:
+                known = set(cls.__struct_fields__) - {"command"}
                 raise SpecError(field, value, f"one of the fields {', '.join(sorted(known))}")
         if isinstance(command, WorkerSpec):
             current = {name: getattr(command, name) for name in cls.__struct_fields__}

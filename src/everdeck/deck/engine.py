@@ -53,8 +53,35 @@ class Launched:
     pidfd: int
     pid: int
     lifeline: lifeline.Lifeline | None
-    cgroup: Path | None = None
+    cgroup: str | None = None
     """Where it was born, if it was born in a cgroup of its own."""
+
+
+@dataclass(eq=False, slots=True)
+class Ready:
+    """A worker for which everything is made but its process: its log is open and marked, its lifeline laid.
+
+    :attr:`start` may be called in another thread. Whatever comes of it, :meth:`Engine.launched` is called once.
+    """
+
+    log_dir: str
+    start: spawn.Start
+    stdout_fd: int
+    stderr_fd: int
+    lock_fd: int | None
+    line: lifeline.Lifeline | None
+    birth: Birth
+    given_up: contextlib.AbstractContextManager[Birth]
+    """What its birth needs until it is over."""
+
+    def close(self) -> None:
+        """Let go of what only its birth needed. From here on nobody but the worker's tree carries its lock."""
+        os.close(self.stdout_fd)
+        if self.stderr_fd != self.stdout_fd:
+            os.close(self.stderr_fd)
+        if self.lock_fd is not None:
+            os.close(self.lock_fd)
+        self.given_up.__exit__(None, None, None)
 
 
 class Engine:
@@ -70,7 +97,9 @@ class Engine:
         with_lock: bool = True,
     ) -> None:
         self.workers_dir = workers_dir
+        self._workers = str(workers_dir)  # joined to texts: a path as an object costs as much as the system calls
         self.cgroup_home = cgroup_home
+        self._cgroups = None if cgroup_home is None else str(cgroup_home)
         self.notify_socket = notify_socket
         self._with_lifeline = with_lifeline
         self._with_lock = with_lock
@@ -137,18 +166,19 @@ class Engine:
 
     def prepare(self, name: WorkerName, spec: WorkerSpec) -> None:
         """Make the directories (once) and put the secrets' files into place, each in one step."""
-        home = f"{self.workers_dir}/{name}"
+        home = f"{self._workers}/{name}"
+        special = spec.secrets or spec.user is not None or spec.sandbox.level == "strict"
+        special = bool(special) or spec.limits.disk_bytes is not None
         try:
             try:
                 os.mkdir(home, 0o700)  # noqa: PTH102 - raw calls: these lie on the way of every start
             except FileExistsError:
-                pass
+                special = special or os.path.exists(f"{home}/{QUOTA}")  # noqa: PTH110
+                special = special or not os.path.isdir(f"{home}/{DATA}")  # noqa: PTH112
             else:
                 for part in PARTS:
                     os.mkdir(f"{home}/{part}", 0o700)  # noqa: PTH102
-            special = spec.secrets or spec.user is not None or spec.sandbox.level == "strict"
-            special = special or spec.limits.disk_bytes is not None or os.path.exists(f"{home}/{QUOTA}")  # noqa: PTH110
-            if special or not os.path.isdir(f"{home}/{DATA}"):  # noqa: PTH112
+            if special:
                 self._furnish(Path(home), spec)
         except OSError as err:
             raise _refused(err, Path(home)) from err
@@ -187,9 +217,9 @@ class Engine:
 
     def take_lock(self, name: WorkerName) -> int | None:
         """The descriptor that holds the worker's lock, or None if somebody else holds it."""
-        return flock.take(self.lock_path(name))
+        return flock.take(f"{self._workers}/{name}/{LOCK}")
 
-    def launch(
+    def make_ready(
         self,
         name: WorkerName,
         spec: WorkerSpec,
@@ -199,52 +229,64 @@ class Engine:
         *,
         last_end: str | None = None,
         may_hang: bool = False,
-    ) -> Launched:
-        """Start it with everything its spec says; leaves nothing behind when it cannot be started.
+    ) -> Ready:
+        """Make everything that its spec says, up to its process; leaves nothing behind when that cannot be made.
 
-        ``last_end`` is what the worker is told of how its last process ended. With ``may_hang`` the call is made in a
-        thread, because the kernel may never answer, and other threads go on meanwhile.
+        ``last_end`` is what the worker is told of how its last process ended. The lock is the caller's until this
+        returns. With ``may_hang`` the kernel may never answer to the start, and other threads go on meanwhile.
         """
-        home = f"{self.workers_dir}/{name}"
-        log_dir = Path(home, LOG)
+        home = f"{self._workers}/{name}"
+        log_dir = f"{home}/{LOG}"
         try:
             stdout_fd, stderr_fd = logfiles.open_for_worker(log_dir, split_stderr=spec.log.split_stderr)
         except OSError as err:
-            raise _refused(err, log_dir) from err
+            raise _refused(err, Path(log_dir)) from err
         line: lifeline.Lifeline | None = None
+        given_up: contextlib.AbstractContextManager[Birth] | None = None
         try:
             if spec.lifetime == "bound" and self._with_lifeline:
                 line = lifeline.make()
-            keep_fds = [
-                fd for fd in (lock_fd if self._with_lock else None, line.read_fd if line else None) if fd is not None
-            ]
+            kept = (lock_fd if self._with_lock else None, line.read_fd if line else None)
             # Before the process exists: its first line cannot come before the mark of its start.
             logfiles.mark(log_dir, f"started cookie={cookie}", fd=stdout_fd)
-            with rights.born(spec, Path(home), self._cgroup_for(name, spec), port) as birth:
-                spawned = spawn.spawn(
-                    _command_of(spec),
-                    env=self._environment(name, spec, cookie, port, line, last_end),
-                    cwd=spec.cwd or f"{home}/{DATA}",
-                    stdin_fd=line.read_fd if line else self._null_fd,
-                    stdout_fd=stdout_fd,
-                    stderr_fd=stderr_fd,
-                    keep_fds=keep_fds,
-                    birth=birth,
-                    may_hang=may_hang,
-                )
+            given_up = rights.born(spec, home, self._cgroup_for(name, spec), port)
+            birth = given_up.__enter__()
+            start = spawn.Start(
+                _command_of(spec),
+                env=self._environment(name, spec, cookie, port, line, last_end),
+                cwd=spec.cwd or f"{home}/{DATA}",
+                stdio=(line.read_fd if line else self._null_fd, stdout_fd, stderr_fd),
+                keep_fds=[fd for fd in kept if fd is not None],
+                birth=birth,
+                may_hang=may_hang,
+            )
         except BaseException as err:
             logfiles.mark(log_dir, f"not started: {err}", fd=stdout_fd)
+            if given_up is not None:
+                given_up.__exit__(None, None, None)
+            os.close(stdout_fd)
+            if stderr_fd != stdout_fd:
+                os.close(stderr_fd)
+            if line is not None:
+                line.close()
+            raise
+        return Ready(log_dir, start, stdout_fd, stderr_fd, lock_fd, line, birth, given_up)
+
+    def launched(self, ready: Ready) -> Launched:
+        """What came of a start that was called; leaves nothing behind when it could not be started."""
+        line = ready.line
+        try:
+            spawned = ready.start.child()
+        except BaseException as err:
+            logfiles.mark(ready.log_dir, f"not started: {err}", fd=ready.stdout_fd)
             if line is not None:
                 line.close()
             raise
         finally:
-            os.close(stdout_fd)
-            if stderr_fd != stdout_fd:
-                os.close(stderr_fd)
+            ready.close()
         if line is not None:
             line.give_away_read_end()
-        cgroup = Path(birth.cgroup) if birth.cgroup is not None and spawned.in_cgroup else None
-        return Launched(spawned.pidfd, spawned.pid, line, cgroup)
+        return Launched(spawned.pidfd, spawned.pid, line, ready.birth.cgroup if spawned.in_cgroup else None)
 
     def identify(self, launched: Launched) -> Identity:
         """Who it is."""
@@ -287,14 +329,15 @@ class Engine:
         self, name: WorkerName, spec: WorkerSpec, cgroup: str | None, port: int | None
     ) -> contextlib.AbstractContextManager[Birth]:
         """How a program is born that we run for a worker, beside it: with what the worker may do, and no more."""
-        return rights.born(spec, self.home(name), None if cgroup is None else Path(cgroup), port, beside=True)
+        return rights.born(spec, f"{self._workers}/{name}", cgroup, port, beside=True)
 
-    def _cgroup_for(self, name: WorkerName, spec: WorkerSpec) -> Path | None:
+    def _cgroup_for(self, name: WorkerName, spec: WorkerSpec) -> str | None:
         """An empty cgroup with its limits, for a worker to be born in."""
-        cgroup = self.cgroup_path(name)
+        cgroup = None if self._cgroups is None else f"{self._cgroups}/{name}"
         if cgroup is None or not containment.make_fresh_cgroup(cgroup):
             return None
-        controllers.apply(cgroup, spec.limits)
+        if controllers.needed(spec.limits):
+            controllers.apply(Path(cgroup), spec.limits)
         return cgroup
 
     def _environment(
@@ -311,7 +354,7 @@ class Engine:
         env |= self._passed_through
         env |= {key: os.environ[key] for key in spec.inherit_env if key in os.environ}
         env.setdefault("PATH", _DEFAULT_PATH)
-        home = f"{self.workers_dir}/{name}"
+        home = f"{self._workers}/{name}"
         if spec.user is not None or spec.sandbox.level == "strict":
             env |= rights.environment(spec, home)
         env[child.DIR_ENV] = home

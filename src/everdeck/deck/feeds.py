@@ -80,7 +80,7 @@ def _reached(data: Path, parts: Sequence[str]) -> int:
 def _beside(place: WorkerDir, spec: WorkerSpec, words: Sequence[str], keep_fds: Sequence[int]) -> Child:
     """Start it with what the satellite may do. Not in its cgroup: a message in hand outlives a restart of it."""
     with (
-        rights.born(spec, place.path, None, None, beside=True) as birth,
+        rights.born(spec, str(place.path), None, None, beside=True) as birth,
         open(os.devnull, "r+b") as nothing,  # noqa: PTH123 - opened for its descriptor
     ):
         if spec.user is not None and birth.uid is None:

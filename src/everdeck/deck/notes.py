@@ -39,7 +39,7 @@ _decode: Final = msgspec.json.Decoder(Note).decode
 def write(home: str, cookie: Cookie, spec_json: bytes) -> None:
     """Note a start that is about to happen."""
     content = b'{"cookie":' + msgspec.json.encode(cookie) + b',"spec":' + spec_json + b"}"
-    disk.replace_file(Path(home, NOTE), content, synced=False)
+    disk.replace_file(f"{home}/{NOTE}", content, synced=False)
 
 
 def read(home: Path | str) -> Note | None:

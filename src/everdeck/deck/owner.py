@@ -297,6 +297,7 @@ class Owner(MessageVerbs):
             parts.guardian.give_away()
         else:
             await parts.guardian.close()
+        parts.crew.close()
         parts.gatherer.close(parts.engine.cgroup_home)
         parts.loop.remove_reader(parts.notify.fileno())
         if given_away:
@@ -908,8 +909,9 @@ class Owner(MessageVerbs):
             worker.on_death = self._healing.died
             new.append(worker)
             parts.engine.prepare(name, spec)
-            parts.durability.also(str(self._home.workers_dir))
-            parts.durability.also(str(parts.engine.home(name)))
+            folder = str(self._home.workers_dir)
+            parts.durability.also(folder)
+            parts.durability.also(f"{folder}/{name}")
             return Launch(worker, EventKind.STARTED, spec, record)
         worker.cancel_timer()
         if spec is None or not changed:

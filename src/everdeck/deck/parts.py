@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 from everdeck.clock import Clock
+from everdeck.deck.crew import Crew
 from everdeck.deck.deeds import Deeds
 from everdeck.deck.durability import Durability
 from everdeck.deck.engine import Engine
@@ -65,6 +66,7 @@ class Parts:
     gatherer: Gatherer = field(init=False)
     memory: MemoryWatch = field(init=False)
     health: HealthKeeper = field(init=False)
+    crew: Crew = field(default_factory=Crew)
     workers: dict[str, Worker] = field(default_factory=dict)
     turns: "Turns" = field(default_factory=lambda: Turns())  # noqa: PLW0108 - the class stands below
     tasks: "Tasks" = field(init=False)

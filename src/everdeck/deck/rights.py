@@ -23,7 +23,7 @@ from everdeck import disk
 from everdeck.errors import LimitUnavailable, SpecError
 from everdeck.kernel import controllers, quotas, sandbox
 from everdeck.kernel.birth import Birth
-from everdeck.model import Containment, Hold, WorkerSpec
+from everdeck.model import Containment, Hold, Limits, WorkerSpec
 from everdeck.statedir import DATA, QUOTA, SECRETS, TMP
 
 AUTO: Final = "auto"
@@ -32,6 +32,7 @@ DEFAULT_AUTO_UIDS: Final = "1900000000-1900065535"
 _LAST_UID: Final = "last-uid"
 _PRIVATE_UMASK: Final = 0o077
 _PACKAGE: Final = str(Path(__file__).parents[1])
+_NO_LIMITS: Final = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +63,14 @@ def check(spec: WorkerSpec) -> None:
         raise LimitUnavailable("sandbox.level", "strict", f"off or basic on this machine: {why}")
 
 
-def account_of(spec: WorkerSpec, home: Path | None = None) -> Account | None:
+def account_of(spec: WorkerSpec, home: Path | str | None = None) -> Account | None:
     """Who it runs as, refused if there is no such account; None: as who we are. ``auto`` is read from its home."""
     if spec.user is None and spec.group is None:
         return None
     field = "user" if spec.user is not None else "group"
     _needs_root(field, str(getattr(spec, field)))
     if spec.user == AUTO:
-        uid = None if home is None else _auto_uid_of(home)
+        uid = None if home is None else _auto_uid_of(Path(home))
         return None if uid is None else Account(uid, uid, ())
     uid, gid, groups = None, None, None
     if spec.user is not None:
@@ -105,7 +106,7 @@ def environment(spec: WorkerSpec, home: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def born(
-    spec: WorkerSpec, home: Path, cgroup: Path | None, port: int | None, *, beside: bool = False
+    spec: WorkerSpec, home: str, cgroup: str | None, port: int | None, *, beside: bool = False
 ) -> Iterator[Birth]:
     """What must be true before its program runs, or one that we run for it ``beside`` it.
 
@@ -113,11 +114,14 @@ def born(
     program (another account); otherwise it is better so, and the next best is to join it a moment later.
     """
     limits, account, boxed = spec.limits, account_of(spec, home), spec.sandbox.level != "off"
+    if account is None and not boxed and limits == _NO_LIMITS and spec.umask is None:  # nearly everybody
+        yield Birth(cgroup=cgroup)
+        return
     bounded = account is not None or boxed or (controllers.needed(limits) and not beside)
-    ruleset_fd = sandbox.ruleset(_reach(spec, home, port)) if spec.sandbox.level == "strict" else None
+    ruleset_fd = sandbox.ruleset(_reach(spec, Path(home), port)) if spec.sandbox.level == "strict" else None
     try:
         yield Birth(
-            cgroup=None if cgroup is None else str(cgroup),
+            cgroup=cgroup,
             cgroup_required=cgroup is not None and bounded,
             uid=None if account is None else account.uid,
             gid=None if account is None else account.gid,

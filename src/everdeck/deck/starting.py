@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 from everdeck.crashpoints import crash_point
 from everdeck.deck import notes, reaching
 from everdeck.deck.ending import Ending, pid_of
-from everdeck.deck.engine import Launched, choose_port, port_is_free
+from everdeck.deck.engine import Engine, Launched, Ready, choose_port, port_is_free
 from everdeck.deck.parts import Parts
 from everdeck.deck.worker import Worker
 from everdeck.errors import (
@@ -42,6 +43,7 @@ from everdeck.kernel.escalation import Subject
 from everdeck.model import EventKind, Exited, Identity, Killed, State, UnknownExit, WorkerName, WorkerSpec
 from everdeck.registry import WorkerRecord
 from everdeck.registry.store import encoded_spec
+from everdeck.statedir import LOG
 
 _log: Final = logging.getLogger("everdeck.deck")
 
@@ -56,11 +58,14 @@ class Launch:
     before: WorkerRecord
     """What the record said when the start began; a start that fails goes back to it."""
     detail: dict[str, Any] = field(default_factory=dict)
+    ready: Ready | None = None
     launched: Launched | None = None
     identity: Identity | None = None
     failure: BaseException | None = None
 
 
+_MOST_UNDER_WAY: Final = 16
+"""How many starts may wait for the crew: each has its log and its lock open meanwhile."""
 _AWAY_SECONDS: Final = 0.03
 """For how long a group may keep the loop from everybody else: deaths, notifications and requests wait meanwhile."""
 
@@ -82,8 +87,9 @@ class Starting:
     async def launch_all(self, orders: Sequence[Launch]) -> None:
         """Start workers whose turns the caller has: one commit of all intents, every spawn, one commit of all outcomes.
 
-        Where the spawns take longer than a moment, the outcomes are committed in several parts, and others get the
-        loop in between. Each order has its own failure; the others go on. A crash anywhere in it is the same for many
+        The crew starts one while the next is made ready, and those that it started are recorded meanwhile. Where that
+        takes longer than a moment, the outcomes are committed in several parts, and others get the loop in between.
+        Each order has its own failure; the others go on. A crash anywhere in it is the same for many
         as for one: what was spawned and not recorded carries the cookie of a recorded intent, and what was intended
         only is started by the next owner.
         """
@@ -92,6 +98,8 @@ class Starting:
         crash_point("start.intent-recorded")
         interrupted: BaseException | None = None
         spawned: list[Launch] = []
+        under_way, done = 0, SimpleQueue[Launch]()
+        alone = len(orders) == 1
         begin = monotonic()
         for order in orders:
             if order.failure is not None:
@@ -101,13 +109,39 @@ class Starting:
                 spawned = []
                 interrupted = await _others_go_first()
                 begin = monotonic()
-            order.failure = interrupted or await self._spawn(order)
-            if order.launched is not None:
+            order.failure = interrupted or await self._make_ready(order)
+            if order.ready is not None:
+                if alone or not order.ready.start.is_quick:
+                    order.ready.start.call()
+                    self._take(order, spawned)
+                else:
+                    self._parts.crew.give(order.ready.start.call, order, done)
+                    under_way += 1
+            elif order.launched is not None:
                 spawned.append(order)
             elif order.failure is not None:
                 self._back_to_rest(order)
             interrupted = None if order.failure is None or isinstance(order.failure, Exception) else order.failure
+            while under_way and (under_way >= _MOST_UNDER_WAY or not done.empty()):
+                self._take(self._parts.crew.take(done), spawned)
+                under_way -= 1
+        for _ in range(under_way):
+            self._take(self._parts.crew.take(done), spawned)
         await self._settle(spawned)
+
+    def _take(self, order: Launch, spawned: list[Launch]) -> None:
+        """What came of a call: it is one of those that were spawned, or goes back to rest."""
+        assert order.ready is not None  # noqa: S101 - it was called
+        ready, order.ready = order.ready, None
+        try:
+            order.launched = self._parts.engine.launched(ready)
+            crash_point("start.spawned")
+        except BaseException as err:  # noqa: BLE001 - told through the order; what the others spawned must be recorded
+            order.failure = err
+        if order.launched is not None:
+            spawned.append(order)
+        else:
+            self._back_to_rest(order)
 
     async def _settle(self, spawned: Sequence[Launch]) -> None:
         """Identify and record those that were spawned, in one commit, and tend them; end those where that fails."""
@@ -182,16 +216,16 @@ class Starting:
         for order, intent in intents:
             order.worker.record = intent
 
-    async def _spawn(self, order: Launch) -> BaseException | None:
-        """As :meth:`_locked_and_spawned`; whatever goes wrong is this order's and told as a value."""
+    async def _make_ready(self, order: Launch) -> BaseException | None:
+        """As :meth:`_locked_and_ready`; whatever goes wrong is this order's and told as a value."""
         try:
-            await self._locked_and_spawned(order)
+            await self._locked_and_ready(order)
         except BaseException as err:  # noqa: BLE001 - what the others spawned must still be recorded
             return err
         return None
 
-    async def _locked_and_spawned(self, order: Launch) -> None:
-        """The lock, then the process; the record comes with those of the others."""
+    async def _locked_and_ready(self, order: Launch) -> None:
+        """The lock, then everything but the process; the record comes with those of the others."""
         parts, worker, spec = self._parts, order.worker, order.spec
         intent = worker.record
         paths = reaching.to_ask_about(spec.command, spec.cwd) if spec.command else []
@@ -207,26 +241,26 @@ class Starting:
             crash_point("start.locked")
             # No room for it: the registry has it, and the process itself can be asked.
             with contextlib.suppress(OSError):
-                notes.write(str(parts.engine.home(intent.name)), intent.cookie, encoded_spec(spec))
+                notes.write(f"{parts.engine.workers_dir}/{intent.name}", intent.cookie, intent.spec_json)
             if spec.lifetime == "bound":
                 # Before it runs: a guardian that knows the cookie ends it though we die before we know its pid.
                 self.bind(worker, spec)
                 crash_point("start.guarded")
-            launch = partial(
-                parts.engine.launch,
+            make_ready = partial(
+                parts.engine.make_ready,
                 *(intent.name, spec, intent.cookie, intent.port, lock_fd),
                 last_end=_last_end(worker, order.before),
                 may_hang=bool(paths),
             )
-            if may_hang:
-                carried, lock_fd = lock_fd, -1  # the thread's, which may need it longer than we wait
-                order.launched = await reaching.launched(
-                    partial(_with_lock, launch, carried), _undo_launched, spec.command[0]
-                )
-            else:
-                order.launched = launch()
+            if not may_hang:
+                order.ready = make_ready()
+                lock_fd = -1  # closed with the rest of it: from then on only the worker's tree carries the lock
+                return
+            carried, lock_fd = lock_fd, -1  # the thread's, which may need it longer than we wait
+            order.launched = await reaching.launched(
+                partial(_with_lock, parts.engine, make_ready, carried), _undo_launched, spec.command[0]
+            )
         finally:
-            # From here on only the worker's tree carries the lock.
             if lock_fd >= 0:
                 os.close(lock_fd)
         crash_point("start.spawned")
@@ -268,7 +302,7 @@ class Starting:
         name = worker.record.name
         parts.watch.ended(worker.pidfd, worker.died)
         if fresh:
-            parts.logs.watch(name, parts.engine.log_dir(name), spec.log)
+            parts.logs.watch(name, f"{parts.engine.workers_dir}/{name}/{LOG}", spec.log)
         else:  # one of many: whoever waits for the deck does not wait for this
             parts.logs.watch_soon(name, parts.engine.log_dir(name), spec.log)
         if spec.health is not None:
@@ -485,12 +519,15 @@ class Starting:
             raise SpecError("pid", pid, "a process that is neither ours nor a worker of this deck already")
 
 
-def _with_lock(launch: Callable[[], Launched], lock_fd: int) -> Launched:
+def _with_lock(engine: Engine, make_ready: Callable[[], Ready], lock_fd: int) -> Launched:
     """Launch, and leave the lock to the worker's tree."""
     try:
-        return launch()
-    finally:
+        ready = make_ready()
+    except BaseException:
         os.close(lock_fd)
+        raise
+    ready.start.call()
+    return engine.launched(ready)
 
 
 def _undo_launched(launched: Launched) -> None:
@@ -509,7 +546,7 @@ def _refuse_broken(order: Launch) -> None:
 
 
 def _born_in(launched: Launched | None) -> str | None:
-    return None if launched is None or launched.cgroup is None else str(launched.cgroup)
+    return None if launched is None else launched.cgroup
 
 
 async def _others_go_first() -> BaseException | None:

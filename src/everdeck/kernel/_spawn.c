@@ -21,6 +21,7 @@
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -37,6 +38,8 @@
 #define INTO_CGROUP 0x200000000ULL
 #define WITH_PIDFD 0x00001000ULL
 #define SHARED_MEMORY (0x00000100ULL | 0x00004000ULL) /* CLONE_VM | CLONE_VFORK */
+#define SHARED_DESCRIPTORS 0x00000400ULL              /* CLONE_FILES */
+#define HIGH 1000 /* everdeck.kernel.descriptors.HIGH */
 #define PATIENCE_MILLISECONDS 30000
 #define LOOK_MILLISECONDS 50
 #define STACK_BYTES 65536
@@ -47,9 +50,7 @@ enum step { CLONE, CGROUP, SESSION, DESCRIPTORS, OPEN_FILES, NICE, OOM, CAPABILI
             LANDLOCK, SECCOMP, EXEC, PATIENCE };
 
 struct order {
-    const char *const *programs; /* each is tried; NULL ends the list */
-    char *const *argv;
-    char *const *envp;
+    char *words; /* programs (each is tried), arguments, environment: one after another, each ended by a NUL */
     const char *cwd;
     const int *keep;
     const gid_t *groups;
@@ -67,6 +68,8 @@ struct order {
     int32_t ruleset_fd;        /* -1: none */
     int32_t filter_length;     /* 0: none */
     int32_t no_core, no_capabilities, no_new_privileges, apart;
+    int32_t programs_count, argv_count, env_count;
+    int32_t below;             /* it needs no descriptor from this number on; 0: it may need any */
 };
 
 struct answer {
@@ -84,6 +87,7 @@ struct program_of_filter { /* struct sock_fprog */
 
 struct birth {
     const struct order *order;
+    char **programs, **argv, **envp; /* NULL ends each */
     struct answer *told; /* in memory that we share; or */
     int report_fd;       /* a pipe, when we do not */
 };
@@ -196,6 +200,9 @@ static void be_born(void *argument)
     const struct order *order = birth->order;
     enum step step = GROUP;
     struct rlimit none = {0, 0};
+    /* Before anything else: until here the table is the one of the process that started us. */
+    if (order->below > 0 && syscall(NO_CLOSE_RANGE, (unsigned)order->below, ~0U, 2U /* CLOSE_RANGE_UNSHARE */) < 0)
+        fail(birth, DESCRIPTORS);
     if (setsid() < 0)
         fail(birth, SESSION);
     if (place_descriptors(order, birth->report_fd) < 0)
@@ -238,8 +245,8 @@ static void be_born(void *argument)
             fail(birth, SECCOMP);
     }
     int refused = ENOENT;
-    for (const char *const *program = order->programs; *program; program++) {
-        execve(*program, order->argv, order->envp);
+    for (char **program = birth->programs; *program; program++) {
+        execve(*program, birth->argv, birth->envp);
         if (errno != ENOENT && errno != ENOTDIR)
             refused = errno;
         if (errno != ENOENT && errno != ENOTDIR && errno != EACCES)
@@ -314,18 +321,38 @@ static void heard(struct answer *answer, int report_fd, int pidfd)
     answer->error = ETIMEDOUT;
 }
 
-/* 0: exec'ed, and answer has pid and pidfd. -1: answer says which step was refused and why; nothing is left behind. */
-int everdeck_spawn(const struct order *order, struct answer *answer)
+static char **listed(char **to, char **words, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++, *words += strlen(*words) + 1)
+        *to++ = *words;
+    *to++ = NULL;
+    return to;
+}
+
+/* A pidfd that is kept for as long as its worker lives stays above the numbers that a start needs: see "below". */
+static int out_of_the_way(int pidfd)
+{
+    int high = fcntl(pidfd, F_DUPFD_CLOEXEC, HIGH);
+    if (high < 0)
+        return pidfd;
+    close(pidfd);
+    return high;
+}
+
+static int spawned(const struct order *order, char **lists, struct answer *answer)
 {
     char stack[STACK_BYTES] __attribute__((aligned(16)));
     uint64_t all = ~0ULL, before;
     int report[2] = {-1, -1}, pidfd = -1;
-    struct birth birth = {order, answer, -1};
+    char *words = order->words;
+    char **argv = listed(lists, &words, order->programs_count);
+    char **envp = listed(argv, &words, order->argv_count);
+    struct birth birth = {order, lists, argv, envp, answer, -1};
+    listed(envp, &words, order->env_count);
     struct clone3_arguments arguments = {
         .flags = WITH_PIDFD, .pidfd = (uint64_t)(uintptr_t)&pidfd, .exit_signal = SIGCHLD,
         .stack = (uint64_t)(uintptr_t)stack, .stack_size = sizeof stack,
     };
-    *answer = (struct answer){-1, -1, -1, 0};
     if (order->cgroup_fd >= 0) {
         arguments.flags |= INTO_CGROUP;
         arguments.cgroup = (uint64_t)order->cgroup_fd;
@@ -338,7 +365,8 @@ int everdeck_spawn(const struct order *order, struct answer *answer)
         }
         birth.report_fd = report[1];
     } else {
-        arguments.flags |= SHARED_MEMORY;
+        /* The copy of a table of thousands takes longer than all the rest, so the child copies what it needs. */
+        arguments.flags |= SHARED_MEMORY | (order->below > 0 ? SHARED_DESCRIPTORS : 0);
     }
     /* No handler of ours may run in the child: it would be in our memory, with the child's rights. */
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, 8);
@@ -360,7 +388,7 @@ int everdeck_spawn(const struct order *order, struct answer *answer)
         close(report[0]);
     if (answer->step < 0) {
         answer->pid = (int32_t)pid;
-        answer->pidfd = pidfd;
+        answer->pidfd = out_of_the_way(pidfd);
         return 0;
     }
     if (pid > 0) {
@@ -372,4 +400,15 @@ int everdeck_spawn(const struct order *order, struct answer *answer)
         close(pidfd);
     }
     return -1;
+}
+
+/* 0: exec'ed, and answer has pid and pidfd. -1: answer says which step was refused and why; nothing is left behind. */
+int everdeck_spawn(const struct order *order, struct answer *answer)
+{
+    size_t count = (size_t)order->programs_count + (size_t)order->argv_count + (size_t)order->env_count + 3;
+    char **lists = malloc(count * sizeof *lists);
+    *answer = (struct answer){-1, -1, lists ? -1 : CLONE, lists ? 0 : ENOMEM};
+    int failed = lists ? spawned(order, lists, answer) : -1;
+    free(lists);
+    return failed;
 }

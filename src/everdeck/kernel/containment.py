@@ -396,15 +396,23 @@ def make_cgroup(path: Path) -> bool:
     return True
 
 
-def make_fresh_cgroup(path: Path) -> bool:
+def make_fresh_cgroup(path: Path | str) -> bool:
     """As :func:`make_cgroup`, for a worker that will be born in it: a directory that was never killed.
 
     A process that is cloned into a cgroup after a ``cgroup.kill`` is killed at its birth, for as long as the directory
     exists (seen on 6.18: the count of kills is compared with that of the parent's cgroup).
     """
-    with contextlib.suppress(OSError):  # usually there is none
-        os.rmdir(path)  # noqa: PTH106 - one system call on the way of every start
-    return make_cgroup(path)
+    try:
+        os.mkdir(path)  # noqa: PTH102 - raw calls: these lie on the way of every start
+    except FileExistsError:  # of the start before
+        with contextlib.suppress(OSError):
+            os.rmdir(path)  # noqa: PTH106
+        return make_cgroup(Path(path))
+    except FileNotFoundError:  # the first worker of its deck
+        return make_cgroup(Path(path))
+    except OSError:
+        return False
+    return True
 
 
 def enter_cgroup(path: Path, pid: int) -> bool:

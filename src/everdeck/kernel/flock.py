@@ -22,7 +22,7 @@ _LOOKER_SECONDS: Final = 0.0005  # a look lasts microseconds, unless its process
 _LOOKERS_PATIENCE_SECONDS: Final = 2.0  # who holds a shared lock for longer than that is no looker of ours
 
 
-def take(path: Path) -> int | None:
+def take(path: Path | str) -> int | None:
     """The descriptor that holds the lock now, or None if somebody else holds it."""
     patience_ends = monotonic() + _LOOKERS_PATIENCE_SECONDS
     while True:
@@ -159,7 +159,7 @@ def _taker(pid: int, name: str, wanted: os.stat_result) -> int | None:
     return None
 
 
-def _try(fd: int, path: Path, kind: int) -> bool:
+def _try(fd: int, path: Path | str, kind: int) -> bool:
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except OSError as err:
@@ -169,7 +169,7 @@ def _try(fd: int, path: Path, kind: int) -> bool:
     return True
 
 
-def _open(path: Path) -> int:
+def _open(path: Path | str) -> int:
     try:
         # A link would let whoever made it choose the file that is made, locked and, for deck.lock, written.
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -177,7 +177,7 @@ def _open(path: Path) -> int:
         raise _translated(err, path) from err
 
 
-def _translated(err: OSError, path: Path) -> KernelError | StateDirRefused:
+def _translated(err: OSError, path: Path | str) -> KernelError | StateDirRefused:
     if err.errno in {errno.EMFILE, errno.ENFILE}:
         return ResourceExhausted(f"{path}: {err.strerror}; raise the limit of open files (ulimit -n)")
     if err.errno == errno.ELOOP:

@@ -14,6 +14,7 @@ from typing import Final
 
 from everdeck.errors import KernelError
 from everdeck.kernel.birth import Birth, Program
+from everdeck.kernel.descriptors import HIGH
 
 STEPS: Final = (
     "clone",
@@ -55,26 +56,47 @@ def available() -> bool:
 
 def spawn(program: Program, birth: Birth) -> tuple[int, int]:
     """Start it; the pid and a pidfd. Returns when the program has been exec'ed, raises :class:`Refused`."""
-    library = _library()
-    if library is None:
-        raise Refused("clone", errno.ENOSYS)
-    order = _order(program, birth)
-    answer = _Answer()
-    cgroup_fd = _AS_IT_IS
-    if birth.cgroup is not None:
-        try:
-            cgroup_fd = os.open(birth.cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as err:
-            raise Refused("cgroup", err.errno or errno.EINVAL) from err
-    try:
-        order.cgroup_fd = cgroup_fd
-        failed = library.everdeck_spawn(ctypes.byref(order), ctypes.byref(answer))
-    finally:
-        if cgroup_fd >= 0:
-            os.close(cgroup_fd)
-    if failed:
-        raise Refused(STEPS[answer.step], answer.error)
-    return answer.pid, answer.pidfd
+    return Start(program, birth).run()
+
+
+class Start:
+    """One start, made ready: all that is left is one call that needs no Python, in whichever thread."""
+
+    __slots__ = ("_answer", "_call", "_cgroup_fd", "_failed", "_order")
+
+    def __init__(self, program: Program, birth: Birth) -> None:
+        library = _library()
+        if library is None:
+            raise Refused("clone", errno.ENOSYS)
+        self._call = library.everdeck_spawn
+        self._order = _order(program, birth)
+        self._answer = _Answer(step=0, error=errno.ENOSYS)  # until it is called
+        self._failed = 1
+        self._cgroup_fd = _AS_IT_IS
+        if birth.cgroup is not None:
+            try:
+                self._cgroup_fd = os.open(birth.cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError as err:
+                raise Refused("cgroup", err.errno or errno.EINVAL) from err
+        self._order.cgroup_fd = self._cgroup_fd
+
+    def run(self) -> tuple[int, int]:
+        """Start it, and tell."""
+        self.call()
+        return self.told()
+
+    def call(self) -> None:
+        """Start it; other threads go on meanwhile."""
+        self._failed = self._call(self._order, self._answer)
+
+    def told(self) -> tuple[int, int]:
+        """How the call went: the pid and a pidfd, or :class:`Refused`. To be asked once, after the call."""
+        if self._cgroup_fd >= 0:
+            os.close(self._cgroup_fd)
+            self._cgroup_fd = _AS_IT_IS
+        if self._failed:
+            raise Refused(STEPS[self._answer.step], self._answer.error)
+        return self._answer.pid, self._answer.pidfd
 
 
 def allow_paths(ruleset_fd: int, paths: Sequence[bytes], access: int, of_a_file: int) -> bool:
@@ -90,9 +112,7 @@ def allow_paths(ruleset_fd: int, paths: Sequence[bytes], access: int, of_a_file:
 
 class _Order(ctypes.Structure):
     _fields_ = (
-        ("programs", ctypes.POINTER(ctypes.c_char_p)),
-        ("argv", ctypes.POINTER(ctypes.c_char_p)),
-        ("envp", ctypes.POINTER(ctypes.c_char_p)),
+        ("words", ctypes.c_char_p),
         ("cwd", ctypes.c_char_p),
         ("keep", ctypes.POINTER(ctypes.c_int)),
         ("groups", ctypes.POINTER(ctypes.c_uint)),
@@ -114,6 +134,10 @@ class _Order(ctypes.Structure):
         ("no_capabilities", ctypes.c_int32),
         ("no_new_privileges", ctypes.c_int32),
         ("apart", ctypes.c_int32),
+        ("programs_count", ctypes.c_int32),
+        ("argv_count", ctypes.c_int32),
+        ("env_count", ctypes.c_int32),
+        ("below", ctypes.c_int32),
     )
 
 
@@ -127,43 +151,61 @@ class _Answer(ctypes.Structure):
 
 
 def _order(program: Program, birth: Birth) -> _Order:
-    order = _Order()
-    order.programs = _texts(_candidates(program.command[0], program.env))
-    order.argv = _texts([os.fsencode(word) for word in program.command])
-    order.envp = _texts([os.fsencode(f"{key}={value}") for key, value in program.env.items()])
-    order.cwd = os.fsencode(program.cwd)
-    order.keep = (ctypes.c_int * len(program.keep_fds))(*program.keep_fds)
-    order.keep_count = len(program.keep_fds)
-    groups = birth.groups or ()
-    order.groups = (ctypes.c_uint * len(groups))(*groups)
-    order.groups_count = _AS_IT_IS if birth.groups is None else len(groups)
-    order.oom_score_adj = None if birth.oom_score_adj is None else str(birth.oom_score_adj).encode()
-    order.filter = birth.filter or None
-    order.filter_length = len(birth.filter) // 8
-    order.uid = _AS_IT_IS if birth.uid is None else birth.uid
-    order.gid = _AS_IT_IS if birth.gid is None else birth.gid
-    order.open_files = _AS_IT_IS if birth.open_files is None else birth.open_files
-    order.open_files_soft = _AS_IT_IS if birth.open_files_soft is None else birth.open_files_soft
-    order.stdio = program.stdio
-    order.umask = _AS_IT_IS if birth.umask is None else birth.umask
-    order.nice = _NICE_AS_IT_IS if birth.nice is None else birth.nice
-    order.ruleset_fd = _AS_IT_IS if birth.ruleset_fd is None else birth.ruleset_fd
-    order.no_core = birth.no_core
-    order.no_capabilities = birth.no_capabilities
-    order.no_new_privileges = birth.no_new_privileges
-    order.apart = birth.changes_account
+    programs, kept = _candidates(program.command[0], program.env), program.keep_fds
+    words = [*programs, *program.command, *[f"{key}={value}" for key, value in program.env.items()]]
+    # One text in one piece: a list of pointers, made here, would take longer than the system calls of the start.
+    order = _Order(
+        words=_in_one_piece(words),
+        programs_count=len(programs),
+        argv_count=len(program.command),
+        env_count=len(program.env),
+        cwd=os.fsencode(program.cwd),
+        stdio=program.stdio,
+        keep=(ctypes.c_int * len(kept))(*kept),
+        keep_count=len(kept),
+        groups_count=_AS_IT_IS,
+        oom_score_adj=None if birth.oom_score_adj is None else str(birth.oom_score_adj).encode(),
+        filter=birth.filter or None,
+        filter_length=len(birth.filter) // 8,
+        uid=_given(birth.uid),
+        gid=_given(birth.gid),
+        open_files=_given(birth.open_files),
+        open_files_soft=_given(birth.open_files_soft),
+        umask=_given(birth.umask),
+        nice=_NICE_AS_IT_IS if birth.nice is None else birth.nice,
+        ruleset_fd=_given(birth.ruleset_fd),
+        no_core=birth.no_core,
+        no_capabilities=birth.no_capabilities,
+        no_new_privileges=birth.no_new_privileges,
+        apart=birth.changes_account,
+        below=HIGH if max(*program.stdio, *kept, _given(birth.ruleset_fd)) < HIGH else 0,
+    )
+    if birth.groups is not None:
+        order.groups = (ctypes.c_uint * len(birth.groups))(*birth.groups)
+        order.groups_count = len(birth.groups)
     return order
+
+
+def _given(value: int | None) -> int:
+    return _AS_IT_IS if value is None else value
+
+
+def _in_one_piece(words: Sequence[str]) -> bytes:
+    whole = os.fsencode("\0".join(words))
+    if whole.count(b"\0") != len(words) - 1:  # one of them would be taken for two
+        raise Refused("exec", errno.EINVAL)
+    return whole
 
 
 def _texts(words: Sequence[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
     return (ctypes.c_char_p * (len(words) + 1))(*words, None)
 
 
-def _candidates(program: str, env: Mapping[str, str]) -> list[bytes]:
+def _candidates(program: str, env: Mapping[str, str]) -> list[str]:
     """Where execvp would look, by the PATH that the program will have."""
     if "/" in program:
-        return [os.fsencode(program)]
-    return [os.fsencode(f"{folder}/{program}") for folder in os.get_exec_path(dict(env))]
+        return [program]
+    return [f"{folder}/{program}" for folder in os.get_exec_path(dict(env))]
 
 
 @cache

@@ -109,34 +109,93 @@ def spawn(
     birth: Birth = _PLAIN,
     may_hang: bool = False,
 ) -> Child:
-    """Start ``command`` in a new session; return when its program has been exec'ed.
+    """Start ``command`` in a new session; return when its program has been exec'ed. See :class:`Start`."""
+    stdio = (stdin_fd, stdout_fd, stderr_fd)
+    start = Start(command, env=env, cwd=cwd, stdio=stdio, keep_fds=keep_fds, birth=birth, may_hang=may_hang)
+    start.call()
+    return start.child()
 
-    With ``may_hang`` (a program on somebody else's file system) other threads go on while the kernel does not answer:
-    ``Popen`` would hold the interpreter's lock until the exec is over.
+
+class Start:
+    """One start of ``command`` in a new session: made ready here, called in whichever thread, and asked for its child.
 
     The child has 0, 1, 2 and ``keep_fds`` open and nothing else. When the program cannot be executed,
     :class:`SpawnFailed` names it and the errno, and no process is left behind. A cgroup that refuses the process is an
     error only if ``birth`` says that it must be inside.
+
+    With ``may_hang`` (a program on somebody else's file system) other threads go on while the kernel does not answer:
+    ``Popen`` would hold the interpreter's lock until the exec is over.
     """
-    if birth.umask is None and _workers_umask is not None:
-        birth = replace(birth, umask=_workers_umask)
-    if birth.open_files is None and _workers_open_files is not None:
-        birth = replace(birth, open_files_soft=_workers_open_files)
-    program = Program(command, env, cwd, (stdin_fd, stdout_fd, stderr_fd), keep_fds)
-    try:
-        return _spawn_natively(program, birth)
-    except native.Refused as err:
-        if err.step != "clone" or err.number not in _NO_CLONE3:
-            raise _as_error(err, command[0], cwd) from err
-    if birth.is_plain and not may_hang and not _signals_need_undoing():
+
+    __slots__ = ("_birth", "_may_hang", "_program", "_quick", "_refused")
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        stdio: tuple[int, int, int],
+        keep_fds: Sequence[int],
+        birth: Birth,
+        may_hang: bool = False,
+    ) -> None:
+        if birth.umask is None and _workers_umask is not None:
+            birth = replace(birth, umask=_workers_umask)
+        if birth.open_files is None and _workers_open_files is not None:
+            birth = replace(birth, open_files_soft=_workers_open_files)
+        self._program = Program(command, env, cwd, stdio, keep_fds)
+        self._birth = birth
+        self._may_hang = may_hang
+        self._refused: native.Refused | None = None
+        self._quick: native.Start | None = None
         try:
-            with _soft_limit(birth.open_files_soft):
-                return _held(_popen(program, birth.umask))
-        except ResourceExhausted:
-            if birth.open_files_soft is None:
+            self._quick = native.Start(self._program, birth)
+        except native.Refused as err:
+            self._refused = err
+
+    @property
+    def is_quick(self) -> bool:
+        """Does :meth:`call` do all of it, without the interpreter's lock?"""
+        return self._quick is not None
+
+    def call(self) -> None:
+        """Start it, as far as that can be done without Python."""
+        if self._quick is not None:
+            self._quick.call()
+
+    def child(self) -> Child:
+        """What came of the call; what could not be done there is done now."""
+        program, birth = self._program, self._birth
+        try:
+            return self._called()
+        except native.Refused as err:
+            if err.step != "clone" or err.number not in _NO_CLONE3:
+                raise _as_error(err, program.command[0], program.cwd) from err
+        if birth.is_plain and not self._may_hang and not _signals_need_undoing():
+            try:
+                with _soft_limit(birth.open_files_soft):
+                    return _held(_popen(program, birth.umask))
+            except ResourceExhausted:
+                if birth.open_files_soft is None:
+                    raise
+                # We have more open than the worker may: the limit cannot be lent to it on the way, so it lowers its
+                # own.
+        return _spawn_through_launcher(program, birth)
+
+    def _called(self) -> Child:
+        birth = self._birth
+        try:
+            if self._refused is not None:
+                raise self._refused
+            assert self._quick is not None  # noqa: S101 - or it was refused
+            pid, pidfd = self._quick.told()
+        except native.Refused as err:
+            if err.step != "cgroup" or birth.cgroup_required:
                 raise
-            # We have more open than the worker may: the limit cannot be lent to it on the way, so it lowers its own.
-    return _spawn_through_launcher(program, birth)
+            birth = replace(birth, cgroup=None)
+            pid, pidfd = native.spawn(self._program, birth)
+        return Child(pidfd, pid, in_cgroup=birth.cgroup is not None)
 
 
 def identify(child: Child) -> Identity:
@@ -225,17 +284,6 @@ def _signals_need_undoing() -> bool:
     # The plain C functions: signal.getsignal() makes enums of its answers and, for a handler that is no number,
     # formats the handler into the text of an error that it swallows (1 µs here against 34-69 µs there).
     return any(_signal.getsignal(number) == _signal.SIG_IGN for number in _WATCHED_SIGNALS)
-
-
-def _spawn_natively(program: Program, birth: Birth) -> Child:
-    try:
-        pid, pidfd = native.spawn(program, birth)
-    except native.Refused as err:
-        if err.step != "cgroup" or birth.cgroup_required:
-            raise
-        birth = replace(birth, cgroup=None)
-        pid, pidfd = native.spawn(program, birth)
-    return Child(pidfd, pid, in_cgroup=birth.cgroup is not None)
 
 
 def _spawn_through_launcher(program: Program, birth: Birth) -> Child:

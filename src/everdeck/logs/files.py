@@ -93,19 +93,19 @@ class Rotation:
     method: Method
 
 
-def open_for_worker(log_dir: Path, *, split_stderr: bool) -> tuple[int, int]:
+def open_for_worker(log_dir: Path | str, *, split_stderr: bool) -> tuple[int, int]:
     """The worker's stdout and stderr (one and the same unless split), appending; the directory is made if missing."""
     out = _open_appending(log_dir)
     if not split_stderr:
         return out, out
     try:
-        return out, _open_appending(log_dir / STDERR)
+        return out, _open_appending(f"{log_dir}/{STDERR}")
     except BaseException:
         os.close(out)
         raise
 
 
-def mark(log_dir: Path, text: str, *, fd: int | None = None) -> None:
+def mark(log_dir: Path | str, text: str, *, fd: int | None = None) -> None:
     """Append one line of ours, such as ``--- everdeck 2026-11-15T20:40:18.123Z started cookie=9f0c… ---``.
 
     A line the worker left unfinished is ended first. A full disk loses the mark and nothing else. ``fd`` is the log if
@@ -215,13 +215,13 @@ def _made_at(path: Path) -> float:
 # --- helpers of the writer's side -------------------------------------------------------------------------------
 
 
-def _open_appending(log_dir: Path) -> int:
+def _open_appending(log_dir: Path | str) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     path = f"{log_dir}/{CURRENT}"
     try:
         fd = logledger.open_regular(path, flags)
     except FileNotFoundError:
-        log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        Path(log_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = logledger.open_regular(path, flags)
     os.set_blocking(fd, True)
     return fd

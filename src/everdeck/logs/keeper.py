@@ -205,12 +205,12 @@ class LogKeeper:
         if self._soon and self._loop is not None:
             self._loop.call_soon(self._watch_some)
 
-    def watch(self, name: str, log_dir: Path, policy: Log) -> None:
+    def watch(self, name: str, log_dir: Path | str, policy: Log) -> None:
         """Keep the log of ``name`` within ``policy`` from now on; also one written by a worker of an earlier owner."""
         self.unwatch(name)
         self._watch(name, _Watched(name, str(log_dir), policy))
         if policy.split_stderr:
-            self._watch(_stderr(name), _Watched(name, str(log_dir / STDERR), policy))
+            self._watch(_stderr(name), _Watched(name, f"{log_dir}/{STDERR}", policy))
 
     def unwatch(self, name: str) -> None:
         """Leave the log of ``name`` alone. On return its directory may be removed."""

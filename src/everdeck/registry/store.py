@@ -24,7 +24,7 @@ import os
 import secrets
 import sqlite3
 from datetime import UTC, datetime
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
@@ -106,13 +106,27 @@ class WorkerRecord(msgspec.Struct, frozen=True):
         return self.damage or _decoded_spec(self.spec_json)[1]
 
 
-@lru_cache(maxsize=256)
 def _decoded_spec(spec_json: bytes) -> tuple[WorkerSpec, str | None]:
     # Decoding validates again (33-50 µs); one start or stop asks several times. Bounded, so memory stays flat.
+    known = _decoded.get(spec_json)
+    if known is not None:
+        return known
     try:
-        return _decode_spec(spec_json), None
+        told: tuple[WorkerSpec, str | None] = (_decode_spec(spec_json), None)
     except (msgspec.MsgspecError, SpecError, ValueError) as err:
-        return _salvaged_spec(spec_json), str(err)
+        told = (_salvaged_spec(spec_json), str(err))
+    return _remembered(spec_json, told)
+
+
+def _remembered(spec_json: bytes, told: tuple[WorkerSpec, str | None]) -> tuple[WorkerSpec, str | None]:
+    if len(_decoded) >= _MOST_DECODED:
+        _decoded.clear()
+    _decoded[spec_json] = told
+    return told
+
+
+_MOST_DECODED: Final = 256
+_decoded: Final[dict[bytes, tuple[WorkerSpec, str | None]]] = {}
 
 
 def _salvaged_spec(spec_json: bytes) -> WorkerSpec:
@@ -137,7 +151,10 @@ _UNREADABLE: Final = ("(unreadable)",)
 
 def encoded_spec(spec: WorkerSpec) -> bytes:
     """The spec as it is stored: without the values of its secrets."""
-    return _encode(spec.without_secret_values())
+    stored = spec.without_secret_values()
+    spec_json = _encode(stored)
+    _remembered(spec_json, (stored, None))  # whoever records it asks for it again at once
+    return spec_json
 
 
 class Registry:

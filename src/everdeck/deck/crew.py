@@ -1,0 +1,77 @@
+"""The part of a start that needs no Python, done beside the loop: a thread calls, the loop prepares the next one.
+
+Between its birth and its exec a process keeps whoever started it waiting (vfork(2)), for a quarter of a millisecond in
+which an interpreter has nothing to do. So the starts of a group are made ready by the loop one after another, called by
+this thread with the interpreter's lock released, and what came of them is taken by the loop again: locks, crash points
+and records stay where they are.
+
+It is handed one call at a time and keeps nothing: a thread that could not be started, or is gone, costs time and no
+start. All signals are blocked in it, because a handler of the host belongs to the host's own threads.
+"""
+
+import contextlib
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+_LOOK_SECONDS: Final = 1.0  # only a thread that died makes anybody wait so long
+
+Done: TypeAlias = "queue.SimpleQueue[Any]"
+"""Where the calls of one group arrive when they are over."""
+
+
+class Crew:
+    """One thread, started with the first call."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], None], object, Done] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def give(self, call: Callable[[], None], token: object, done: Done) -> None:
+        """Have it called soon; the token arrives at ``done`` afterwards."""
+        self._calls.put((call, token, done))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="everdeck-spawn", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # no more threads allowed: see take()
+                self._thread = None
+
+    def take(self, done: Done) -> Any:
+        """The next token that arrives; what nobody calls is called here."""
+        while True:
+            try:
+                if self._thread is not None:
+                    return done.get(timeout=_LOOK_SECONDS)
+                return done.get_nowait()
+            except queue.Empty:
+                if self._thread is None or not self._thread.is_alive():
+                    self._thread = None  # the next call starts another one
+                    self._work_off()
+
+    def close(self) -> None:
+        """End the thread, after what it was given."""
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while (given := self._calls.get()) is not None:
+            _carry_out(*given)
+
+    def _work_off(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while (given := self._calls.get_nowait()) is not None:
+                _carry_out(*given)
+
+
+def _carry_out(call: Callable[[], None], token: object, done: Done) -> None:
+    try:
+        with contextlib.suppress(Exception):  # whoever asks for the child hears of it
+            call()
+    finally:
+        done.put(token)
