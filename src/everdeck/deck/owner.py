@@ -403,8 +403,10 @@ class Owner(MessageVerbs):
         answers: dict[WorkerName, WorkerStatus | BaseException] = {}
         gate = asyncio.Semaphore(_GROUP)
 
-        async def tell(told: dict[WorkerName, WorkerStatus | BaseException]) -> None:
+        async def tell(told: dict[WorkerName, WorkerStatus | BaseException], before: asyncio.Task[None] | None) -> None:
             await self._parts().durability.answerable()
+            if before is not None:  # in order, also where one sync of the disk lets several groups go
+                await asyncio.wait([before])
             for name, answer in told.items():
                 answers[name] = answer
                 if progress is not None and isinstance(answer, WorkerStatus | Exception):
@@ -414,7 +416,8 @@ class Owner(MessageVerbs):
             async with gate:
                 told = await self._start_group(group, may_replace=may_replace)
                 # The disk may take its time: the next group is started meanwhile.
-                telling.append(self._parts().loop.create_task(tell(told)))
+                before = telling[-1] if telling else None
+                telling.append(self._parts().loop.create_task(tell(told, before)))
 
         telling: builtins.list[asyncio.Task[None]] = []
         slow: builtins.list[WorkerName] = []
