@@ -1,6 +1,7 @@
 """One process gets exactly what it was given, and a failure leaves nothing behind."""
 
 import errno
+import fcntl
 import os
 import pwd
 import re
@@ -283,3 +284,32 @@ def test_a_worker_keeps_the_limit_on_open_files_that_its_daemon_was_started_with
             check=False,
         )
         assert done.stdout.strip() == "['300', '1000']", (natively, held, done.stdout, done.stderr)
+
+
+def test_a_birth_leaves_the_descriptors_of_its_parent_alone(tmp_path: Path) -> None:
+    """It shares our table for a moment where that is large: nothing of ours is closed, moved or made inheritable."""
+    heard_fd, say_fd = os.pipe()
+    many = [fcntl.fcntl(heard_fd, fcntl.F_DUPFD_CLOEXEC, 1000) for _ in range(3)]
+    lock_fd = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    null_fd = os.open(os.devnull, os.O_RDWR)
+    ours = {fd: fcntl.fcntl(int(fd), fcntl.F_GETFD) for fd in _own_fds() if Path(f"/proc/self/fd/{fd}").exists()}
+    start = spawn.Start(
+        ["sh", "-c", 'for fd in /proc/$$/fd/*; do [ ! -e "$fd" ] || echo "$fd"; done'],
+        env={"PATH": os.environ["PATH"]},
+        cwd="/",
+        stdio=(null_fd, say_fd, null_fd),
+        keep_fds=[lock_fd],
+        birth=Birth(),
+    )
+    try:
+        start.call()
+        child = start.child()
+        os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)
+        os.close(child.pidfd)
+        names = {Path(word).name for word in os.read(heard_fd, 4096).decode().split()}
+        assert names == {"0", "1", "2", str(lock_fd)}
+        assert {fd: fcntl.fcntl(int(fd), fcntl.F_GETFD) for fd in ours} == ours
+        assert start.is_quick, "nothing of it needed the interpreter"
+    finally:
+        for fd in (heard_fd, say_fd, lock_fd, null_fd, *many):
+            os.close(fd)

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 _LOOK_SECONDS: Final = 1.0  # only a thread that died makes anybody wait so long
 
-Done: TypeAlias = "queue.SimpleQueue[Any]"
+Done: TypeAlias = queue.SimpleQueue[Any]
 """Where the calls of one group arrive when they are over."""
 
 

@@ -105,9 +105,7 @@ def environment(spec: WorkerSpec, home: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def born(
-    spec: WorkerSpec, home: str, cgroup: str | None, port: int | None, *, beside: bool = False
-) -> Iterator[Birth]:
+def born(spec: WorkerSpec, home: str, cgroup: str | None, port: int | None, *, beside: bool = False) -> Iterator[Birth]:
     """What must be true before its program runs, or one that we run for it ``beside`` it.
 
     Its cgroup must hold it from the start where that bounds it (limits, a sandbox) or where it is somebody else's

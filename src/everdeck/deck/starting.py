@@ -250,7 +250,7 @@ class Starting:
                 parts.engine.make_ready,
                 *(intent.name, spec, intent.cookie, intent.port, lock_fd),
                 last_end=_last_end(worker, order.before),
-                may_hang=bool(paths),
+                may_hang=may_hang,
             )
             if not may_hang:
                 order.ready = make_ready()

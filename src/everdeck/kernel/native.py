@@ -151,7 +151,7 @@ class _Answer(ctypes.Structure):
 
 
 def _order(program: Program, birth: Birth) -> _Order:
-    programs, kept = _candidates(program.command[0], program.env), program.keep_fds
+    programs, kept = candidates(program.command[0], program.env), program.keep_fds
     words = [*programs, *program.command, *[f"{key}={value}" for key, value in program.env.items()]]
     # One text in one piece: a list of pointers, made here, would take longer than the system calls of the start.
     order = _Order(
@@ -201,7 +201,7 @@ def _texts(words: Sequence[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
     return (ctypes.c_char_p * (len(words) + 1))(*words, None)
 
 
-def _candidates(program: str, env: Mapping[str, str]) -> list[str]:
+def candidates(program: str, env: Mapping[str, str]) -> list[str]:
     """Where execvp would look, by the PATH that the program will have."""
     if "/" in program:
         return [program]

@@ -1,10 +1,11 @@
 """One process, started in its own session, with exactly what it was given.
 
-Three ways, one result. :mod:`everdeck.kernel.native` does everything in the process itself between its birth and its
-exec. Without it, ``subprocess.Popen`` without ``preexec_fn`` (vfork and exec in C, safe in a threaded host) is enough
-for a worker that asks for nothing special; whatever else :class:`everdeck.kernel.birth.Birth` asks for, and undoing a
-signal mask or ignored signals that the host would pass on, is done by :mod:`everdeck.kernel.launch`, a short program
-that the worker's process runs first and then replaces by the worker's own, at the price of starting an interpreter.
+Four ways, one result. :mod:`everdeck.kernel.native` does everything in the process itself between its birth and its
+exec. Without it, :mod:`everdeck.kernel.posix` or ``subprocess.Popen`` without ``preexec_fn`` (both vfork and exec in C,
+safe in a threaded host) is enough for a worker that asks for nothing special; whatever else
+:class:`everdeck.kernel.birth.Birth` asks for, and undoing a signal mask or ignored signals that the host would pass on
+where ``posix_spawn`` cannot do it, is done by :mod:`everdeck.kernel.launch`, a short program that the worker's process
+runs first and then replaces by the worker's own, at the price of starting an interpreter.
 
 Nothing that the worker chose is used with our rights: its environment reaches the launcher by a descriptor, and its
 working directory is entered and its program looked for when the rights have been given up.
@@ -29,7 +30,7 @@ from typing import Final
 
 from everdeck.errors import ProcessGone, ResourceExhausted, SpawnFailed
 from everdeck.kernel import identity as ids
-from everdeck.kernel import native
+from everdeck.kernel import native, posix
 from everdeck.kernel.birth import Birth, Program
 from everdeck.model import Identity
 
@@ -148,9 +149,10 @@ class Start:
         self._birth = birth
         self._may_hang = may_hang
         self._refused: native.Refused | None = None
-        self._quick: native.Start | None = None
+        self._quick: native.Start | posix.Start | None = None
         try:
-            self._quick = native.Start(self._program, birth)
+            make = native.Start if native.available() else posix.Start
+            self._quick = make(self._program, birth)
         except native.Refused as err:
             self._refused = err
 
@@ -189,6 +191,8 @@ class Start:
             if self._refused is not None:
                 raise self._refused
             assert self._quick is not None  # noqa: S101 - or it was refused
+            if isinstance(self._quick, posix.Start):
+                return _held(self._quick.told())
             pid, pidfd = self._quick.told()
         except native.Refused as err:
             if err.step != "cgroup" or birth.cgroup_required:

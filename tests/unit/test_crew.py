@@ -1,0 +1,61 @@
+"""The thread beside the loop: what it is given is called, whatever becomes of it."""
+
+import queue
+import signal
+import threading
+
+import pytest
+
+from everdeck.deck.crew import Crew, Done
+
+
+def test_calls_are_made_beside_the_loop_with_every_signal_blocked() -> None:
+    """A handler of the host runs in the host's threads; a call that raises costs nobody else anything."""
+    crew, done, seen = Crew(), Done(), []
+
+    def call() -> None:
+        seen.append((threading.current_thread().name, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+        raise ValueError("its own")
+
+    crew.give(call, "one", done)
+    crew.give(call, "two", done)
+
+    assert [crew.take(done), crew.take(done)] == ["one", "two"]
+    crew.close()
+    assert {name for name, _ in seen} == {"everdeck-spawn"}
+    assert all({signal.SIGINT, signal.SIGTERM, signal.SIGCHLD} <= blocked for _, blocked in seen)
+    assert "everdeck-spawn" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_without_a_thread_the_loop_calls_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more threads allowed (ulimit -u): a start costs time, and is made."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    crew, done, called = Crew(), Done(), []
+
+    crew.give(lambda: called.append(threading.current_thread()), "one", done)
+
+    assert crew.take(done) == "one"
+    assert called == [threading.current_thread()]
+    crew.close()
+
+
+def test_what_a_thread_left_that_died_is_called_by_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the next call has a thread again."""
+    crew, done, called = Crew(), Done(), []
+    with monkeypatch.context() as dying:
+        dying.setattr(crew, "_run", lambda: None)
+        crew.give(lambda: called.append("left"), "one", done)
+        assert crew.take(done) == "one"
+    assert called == ["left"]
+
+    crew.give(lambda: called.append("again"), "two", done)
+
+    assert crew.take(done) == "two"
+    assert called == ["left", "again"]
+    crew.close()
+    with pytest.raises(queue.Empty):
+        done.get_nowait()
