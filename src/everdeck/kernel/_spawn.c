@@ -403,7 +403,7 @@ static int spawned(const struct order *order, char **lists, struct answer *answe
 }
 
 /* 0: exec'ed, and answer has pid and pidfd. -1: answer says which step was refused and why; nothing is left behind. */
-int everdeck_spawn(const struct order *order, struct answer *answer)
+int everdeck_start(const struct order *order, struct answer *answer)
 {
     size_t count = (size_t)order->programs_count + (size_t)order->argv_count + (size_t)order->env_count + 3;
     char **lists = malloc(count * sizeof *lists);

@@ -68,7 +68,7 @@ class Start:
         library = _library()
         if library is None:
             raise Refused("clone", errno.ENOSYS)
-        self._call = library.everdeck_spawn
+        self._call = library.everdeck_start
         self._order = _order(program, birth)
         self._answer = _Answer(step=0, error=errno.ENOSYS)  # until it is called
         self._failed = 1
@@ -217,8 +217,8 @@ def _library() -> ctypes.CDLL | None:
         library.everdeck_order_bytes.restype = ctypes.c_size_t
         if library.everdeck_order_bytes() != ctypes.sizeof(_Order):  # left over from another version
             return None
-        library.everdeck_spawn.argtypes = [ctypes.POINTER(_Order), ctypes.POINTER(_Answer)]
-        library.everdeck_spawn.restype = ctypes.c_int
+        library.everdeck_start.argtypes = [ctypes.POINTER(_Order), ctypes.POINTER(_Answer)]
+        library.everdeck_start.restype = ctypes.c_int
         texts, rights = ctypes.POINTER(ctypes.c_char_p), ctypes.c_uint64
         library.everdeck_allow_paths.argtypes = [ctypes.c_int, texts, ctypes.c_int, rights, rights]
         library.everdeck_allow_paths.restype = ctypes.c_int
