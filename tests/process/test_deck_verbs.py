@@ -81,6 +81,28 @@ def test_start_returns_a_running_worker(state: Path) -> None:
         deck.stop_all()
 
 
+def test_a_list_does_not_wait_long_for_what_was_measured_before(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring takes for ever, as with thousands: the list tells what was measured last, and reads no /proc."""
+
+    async def scenario() -> None:
+        async with AsyncDeck(state) as deck:
+            await deck.start_many({f"w{number}": FOREVER for number in range(3)})
+            before = {status.name: status.rss_bytes for status in await deck.list()}
+            assert all(before.values())
+
+            async def for_ever(*_: object) -> None:
+                await asyncio.Event().wait()
+
+            monkeypatch.setattr("everdeck.deck.owner.RECENT_SECONDS", 0.0)
+            monkeypatch.setattr("everdeck.deck.owner.Owner._measure", for_ever)
+            with opened_in_proc() as opened:
+                assert {status.name: status.rss_bytes for status in await deck.list()} == before
+            assert not opened
+            await deck.stop_all()
+
+    asyncio.run(scenario())
+
+
 def test_a_glance_at_everybody_measures_nobody(state: Path) -> None:
     """It tells what a list tells but for uptime, cpu and memory, asks /proc nothing, and sees each change at once."""
     moving = {"uptime_seconds": None, "cpu_percent": None, "rss_bytes": None}

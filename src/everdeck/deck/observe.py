@@ -23,6 +23,8 @@ from everdeck.registry import WorkerRecord
 _SHORTEST_SAMPLE_SECONDS: Final = 0.1
 RECENT_SECONDS: Final = 1.0
 """How old a measurement may be that a list of everybody shows."""
+OLDER_SECONDS: Final = 90.0
+"""How old it may be where measuring everybody takes too long; all are sampled every minute where a page is served."""
 
 
 class Health(Protocol):

@@ -47,7 +47,16 @@ from everdeck.deck.home import DeckHome, Inherited
 from everdeck.deck.idle_readers import idle_readers
 from everdeck.deck.memory import MemoryWatch
 from everdeck.deck.messages import MessageVerbs
-from everdeck.deck.observe import RECENT_SECONDS, Glance, crash_times, layers_of, measure, status_of, was_measured
+from everdeck.deck.observe import (
+    OLDER_SECONDS,
+    RECENT_SECONDS,
+    Glance,
+    crash_times,
+    layers_of,
+    measure,
+    status_of,
+    was_measured,
+)
 from everdeck.deck.parts import Parts
 from everdeck.deck.recovery import Recovery
 from everdeck.deck.starting import Launch, Starting
@@ -107,6 +116,7 @@ _log: Final = logging.getLogger("everdeck.deck")
 _Answer = TypeVar("_Answer")
 
 _SLICE: Final = 100  # workers that are measured before others get their turn
+_MEASURE_PATIENCE_SECONDS: Final = 0.1
 _GROUP: Final = 64  # starts that share the commit of their intents
 # A container's runtime gives ten seconds as a rule: with the usual grace of five we must have said who is left by then.
 _CONTAINER_KILL_PATIENCE_SECONDS: Final = 3.0
@@ -695,11 +705,28 @@ class Owner(MessageVerbs):
         return self._status(self._known(key))
 
     async def list(self) -> builtins.list[WorkerStatus]:
-        """Every worker as it is now, by name; cpu and memory as they were within the last second."""
+        """Every worker as it is now, by name; cpu and memory as they were within the last second.
+
+        Where measuring thousands takes longer than a person likes to wait, as they were within the last minute.
+        """
         workers = self._parts().workers
-        if (measured := self._measure_all()) is not None:
-            await measured.wait()
-        return [self._status(workers[name], recent_seconds=RECENT_SECONDS) for name in sorted(workers)]
+        recent_seconds = RECENT_SECONDS
+        if (measured := self._measure_all()) is not None and not await self._measured_soon(measured):
+            recent_seconds = OLDER_SECONDS
+        return [self._status(workers[name], recent_seconds=recent_seconds) for name in sorted(workers)]
+
+    async def _measured_soon(self, measured: asyncio.Event) -> bool:
+        """Wait until all are measured; False if that takes long and there are older measurements of all."""
+        parts = self._parts()
+        now = parts.clock.boottime()
+        running = (one for one in parts.workers.values() if one.pidfd is not None)
+        older = all(was_measured(one, now, OLDER_SECONDS - _MEASURE_PATIENCE_SECONDS) for one in running)
+        try:
+            async with asyncio.timeout(_MEASURE_PATIENCE_SECONDS if older else None):
+                await measured.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def glance(self) -> builtins.list[WorkerStatus]:
         """Every worker, by name, without uptime, cpu and memory: next to nothing while nothing changed."""
