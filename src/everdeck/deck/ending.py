@@ -26,8 +26,10 @@ from everdeck.kernel.escalation import KILL_PATIENCE_SECONDS, Escalation, Outcom
 from everdeck.logs import files as logfiles
 from everdeck.model import EventKind, Exit, State, UnknownExit, WorkerSpec
 from everdeck.registry.store import Desired, WorkerRecord
+from everdeck.statedir import LOG
 
 _FOR_EVER_SECONDS: Final = 1e9
+_AT_ONCE: Final = 1000  # trees that are looked for in one pass and signalled in one turn of the loop
 
 
 class Ending:
@@ -60,9 +62,28 @@ class Ending:
         kill_patience_seconds: float = KILL_PATIENCE_SECONDS,
     ) -> dict[str, StopFailed]:
         """As :meth:`stop`; returns whom it could not stop, and why."""
+        told = progress or (lambda _: None)
+        groups = [workers[first : first + _AT_ONCE] for first in range(0, len(workers), _AT_ONCE)]
+        if len(groups) == 1:
+            return await self._stop_group(workers, wanted, told, kill_patience_seconds)
+        # All at the same time; between one group and the next the loop hears everybody else.
+        each = [self._stop_group(group, wanted, told, kill_patience_seconds) for group in groups]
+        failures: dict[str, StopFailed] = {}
+        for answer in await asyncio.gather(*each, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            failures |= answer
+        return failures
+
+    async def _stop_group(
+        self,
+        workers: Sequence[Worker],
+        wanted: Desired,
+        told: Callable[[Worker], None],
+        kill_patience_seconds: float,
+    ) -> dict[str, StopFailed]:
         to_end = self._record_intent(workers, wanted)
         crash_point("stop.intent-recorded")
-        told = progress or (lambda _: None)
         for worker in workers:
             if worker.name not in to_end:
                 told(worker)
@@ -143,7 +164,7 @@ class Ending:
             ended_as = seen or UnknownExit()
         stopped = replace(record, phase=State.STOPPED, exit=ended_as, identity=None, cgroup=None, streak=0)
         told = None if ended_as is None else exit_detail(ended_as)
-        logfiles.mark(parts.engine.log_dir(record.name), f"stopped pid={pid_of(record)} {ended_as}")
+        logfiles.mark(f"{parts.engine.workers_dir}/{record.name}/{LOG}", f"stopped pid={pid_of(record)} {ended_as}")
         if record.cgroup is not None:
             parts.gatherer.remove(Path(record.cgroup))
         return worker, stopped, [*killed(outcome), (EventKind.STOPPED, {"pid": pid_of(record), "exit": told})]

@@ -46,7 +46,7 @@ class Gatherer:
         self._loop = loop
         self._waiting: list[Task] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._first_at = 0.0
+        self._first_at = self._last_at = 0.0
         self._batches: queue.SimpleQueue[list[Task] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -70,14 +70,19 @@ class Gatherer:
             containment.remove_cgroups(home)
 
     def _order(self, order: "Task") -> None:
-        now = self._loop.time()
-        if self._timer is None:
-            self._first_at = now
-        else:
-            self._timer.cancel()
+        self._last_at = self._loop.time()
         self._waiting.append(order)
-        delay = 0.0 if now - self._first_at >= _LONGEST_WAIT_SECONDS else _QUIET_SECONDS
-        self._timer = self._loop.call_later(delay, self._hand_over)
+        if self._timer is None:
+            self._first_at = self._last_at
+            self._timer = self._loop.call_later(_QUIET_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """One timer for all orders of a batch: when it is due it sees whether there was a newer one."""
+        quiet_at = min(self._last_at + _QUIET_SECONDS, self._first_at + _LONGEST_WAIT_SECONDS)
+        if quiet_at > self._loop.time():
+            self._timer = self._loop.call_at(quiet_at, self._look)
+        else:
+            self._hand_over()
 
     def _hand_over(self) -> None:
         if self._timer is not None:

@@ -170,12 +170,13 @@ def belongs(tree: Tree, pid: int, pidfd: int) -> bool:
     return tree.lock_path is not None and _is_ours_by_lock(tree, tree.lock_path, pid)
 
 
-def is_gone(tree: Tree, found: Sequence[int] | None = None) -> bool:
+def is_gone(tree: Tree, found: Sequence[int] | None = None, *, leader_ended: bool = False) -> bool:
     """Is every process of the tree proven gone: lock free, identity dead, cgroup or cookie scan empty?
 
-    ``found`` is the answer of :func:`members` for this tree if the caller has just asked.
+    ``found`` is the answer of :func:`members` for this tree if the caller has just asked, ``leader_ended`` what a pidfd
+    of the leader's has told it.
     """
-    if tree.identity is not None and ids.answer(tree.identity) is not ids.Answer.DIFFERENT:
+    if not leader_ended and tree.identity is not None and ids.answer(tree.identity) is not ids.Answer.DIFFERENT:
         return False
     if not tree.is_contained and tree.lock_path is not None and flock.is_held(tree.lock_path):
         return False

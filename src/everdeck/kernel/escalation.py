@@ -189,7 +189,7 @@ class Escalation:
             if course.awaited or course.look_again_at is not None:
                 number = signal.SIGKILL if course.phase is _Phase.KILLED else course.subject.signal_number
                 self._send(course, pids, number, signal.SIGCONT)
-            elif containment.is_gone(tree, ()):
+            elif containment.is_gone(tree, (), leader_ended=course.leader_pidfd is not None):  # else it were awaited
                 self._finish(course, Outcome(gone=True, killed=course.killed))
             elif strangers := containment.strangers_with_lock(tree):
                 # They are not signalled, and there is nothing that they would leave for: say who they are.

@@ -116,8 +116,9 @@ def mark(log_dir: Path | str, text: str, *, fd: int | None = None) -> None:
         to = logledger.open_regular(f"{log_dir}/{CURRENT}", os.O_RDWR | os.O_APPEND | os.O_CREAT) if fd is None else fd
         try:
             size = os.fstat(to).st_size
-            if size and logledger.last_byte(log_dir, size) not in (b"\n", b""):
-                line = b"\n" + line
+            if size:
+                last = os.pread(to, 1, size - 1) if fd is None else logledger.last_byte(log_dir, size)
+                line = line if last in (b"\n", b"") else b"\n" + line
             os.write(to, line)
         finally:
             if fd is None:
