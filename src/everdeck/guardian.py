@@ -181,7 +181,7 @@ def _pid_of(subject: Subject) -> int:
     return subject.tree.identity.pid
 
 
-def _carriers(lock_path: Path) -> list[int]:
+def _carriers(lock_path: Path | str) -> list[int]:
     """Who carries the worker's lock, but not the deck's next owner.
 
     An owner holds the lock of a worker that it is just starting, for a moment and without a cookie; it may have
@@ -189,7 +189,7 @@ def _carriers(lock_path: Path) -> list[int]:
     took before, and by the second look: it lets go of the worker's lock, a stray never does.
     """
     carriers = flock.holders(lock_path)
-    owners = flock.holders(WorkerDir(lock_path.parent).deck.lock) if carriers else []
+    owners = flock.holders(WorkerDir(Path(lock_path).parent).deck.lock) if carriers else []
     return [pid for pid in carriers if pid not in owners and flock.is_holder(lock_path, pid)]
 
 

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -166,7 +165,7 @@ class Ending:
         told = None if ended_as is None else exit_detail(ended_as)
         logfiles.mark(f"{parts.engine.workers_dir}/{record.name}/{LOG}", f"stopped pid={pid_of(record)} {ended_as}")
         if record.cgroup is not None:
-            parts.gatherer.remove(Path(record.cgroup))
+            parts.gatherer.remove(record.cgroup)
         return worker, stopped, [*killed(outcome), (EventKind.STOPPED, {"pid": pid_of(record), "exit": told})]
 
     def let_go(self, worker: Worker) -> None:

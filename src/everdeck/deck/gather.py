@@ -54,7 +54,7 @@ class Gatherer:
         """Move the tree into the cgroup soon."""
         self._order((tree, cgroup))
 
-    def remove(self, cgroup: Path) -> None:
+    def remove(self, cgroup: Path | str) -> None:
         """Remove an empty cgroup soon, in order with the moves."""
         self._order(cgroup)
 
@@ -96,7 +96,7 @@ class Gatherer:
 
     def _run(self) -> None:
         while (batch := self._batches.get()) is not None:
-            moves = [order for order in batch if not isinstance(order, Path)]
+            moves = [order for order in batch if isinstance(order, tuple)]
             try:
                 done = [Gathered(tree, cgroup) for tree, cgroup in containment.gather_into_cgroups(moves)]
             except (KernelError, OSError) as err:  # out of descriptors: their trees stay known by cookie and lock
@@ -104,7 +104,7 @@ class Gatherer:
                 continue
             # After all moves: a directory that somebody moved into is busy and stays.
             for order in batch:
-                if isinstance(order, Path):
+                if not isinstance(order, tuple):
                     containment.remove_cgroup(order)
             if done:
                 self._tell(done)
@@ -115,4 +115,4 @@ class Gatherer:
             self._loop.call_soon_threadsafe(self._on_gathered, done)
 
 
-Task: TypeAlias = tuple[Tree, Path] | Path
+Task: TypeAlias = tuple[Tree, Path] | Path | str

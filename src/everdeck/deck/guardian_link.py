@@ -65,7 +65,7 @@ class GuardianLink:
         if not self._enabled:
             return
         if self._state_dir is None and tree.lock_path is not None:
-            self._state_dir = WorkerDir(tree.lock_path.parent).deck.path
+            self._state_dir = WorkerDir(Path(tree.lock_path).parent).deck.path
         word = self._bound[tree.name] = Bind(tree, signal_number, grace_seconds)
         if self._channel is None:
             self.ensure()

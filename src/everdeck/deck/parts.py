@@ -128,9 +128,9 @@ class Parts:
 
     def _write_owed_once(self) -> None:
         with self.registry.transaction():
+            # As they are by now: later news may be in the records already.
+            self.registry.save_all(one.record for one, _ in self._owed if self.workers.get(one.name) is one)
             for worker, events in self._owed:
-                if self.workers.get(worker.name) is worker:  # as it is by now: later news may be in the record already
-                    self.registry.save(worker.record)
                 for at, kind, detail in events:
                     self.events.append_at(at, worker.name, kind, detail)
         self._owed.clear()

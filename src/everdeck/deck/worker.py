@@ -104,9 +104,9 @@ class Worker:
         return Tree(
             record.name,
             record.cookie,
-            None if record.proxy_lock else self.lock_path,
+            None if record.proxy_lock else f"{self.workers_dir}/{record.name}/{LOCK}",
             record.identity,
-            None if record.cgroup is None else Path(record.cgroup),
+            record.cgroup,
         )
 
     def died(self) -> None:

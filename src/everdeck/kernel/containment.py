@@ -48,14 +48,15 @@ class Tree:
 
     name: str
     cookie: Cookie
-    lock_path: Path | None  # None for a process that was taken over and does not carry a lock
+    # None for a process that was taken over and does not carry a lock. Texts do as well: a Path takes 5 µs to make.
+    lock_path: Path | str | None
     identity: Identity | None = None
-    cgroup: Path | None = None
+    cgroup: Path | str | None = None
 
     @property
     def is_contained(self) -> bool:
         """Has all of it been in its cgroup from the first instruction on?"""
-        return self.cgroup is not None and not self.cgroup.name.endswith(_JOINED)
+        return self.cgroup is not None and not str(self.cgroup).endswith(_JOINED)
 
     @property
     def strength(self) -> Containment:
@@ -183,10 +184,10 @@ def is_gone(tree: Tree, found: Sequence[int] | None = None, *, leader_ended: boo
     return not (members([tree])[tree.cookie] if found is None else found)
 
 
-def account_of(lock_path: Path) -> int:
+def account_of(lock_path: Path | str) -> int:
     """The account that a worker runs as: ``data`` beside its lock is the account's, and only we can give it away."""
     try:
-        return os.stat(lock_path.with_name(DATA)).st_uid  # noqa: PTH116 - one system call
+        return os.stat(f"{os.path.dirname(lock_path)}/{DATA}").st_uid  # noqa: PTH116, PTH120 - asked for each process
     except OSError:
         return os.geteuid()
 
@@ -206,7 +207,7 @@ def _may_be_ours(tree: Tree, pid: int) -> bool:
         return False
 
 
-def _heirs(tree: Tree, lock_path: Path) -> list[int]:
+def _heirs(tree: Tree, lock_path: Path | str) -> list[int]:
     if not flock.is_held(lock_path):
         return []
     return [pid for pid in flock.holders(lock_path) if _is_ours_by_lock(tree, lock_path, pid)]
@@ -233,7 +234,7 @@ def is_ours_by_lock(tree: Tree, pid: int) -> bool:
     return tree.lock_path is not None and not tree.is_contained and _is_ours_by_lock(tree, tree.lock_path, pid)
 
 
-def _is_ours_by_lock(tree: Tree, lock_path: Path, pid: int) -> bool:
+def _is_ours_by_lock(tree: Tree, lock_path: Path | str, pid: int) -> bool:
     if tree.identity is None or not flock.is_heir(lock_path, pid):
         return False
     born, account = tree.identity.start_ticks, {account_of(lock_path)}
@@ -504,7 +505,7 @@ def _enter_verified(path: Path, pid: int, is_ours: Callable[[int], bool]) -> boo
         os.close(pidfd)
 
 
-def is_inside(path: Path, pid: int) -> bool:
+def is_inside(path: Path | str, pid: int) -> bool:
     """Is this process in the cgroup now?"""
     return pid in (pids_in(path) or ())
 
@@ -521,7 +522,7 @@ def _is_dead(pid: int) -> bool:
         return True
 
 
-def kill_cgroup(path: Path) -> None:
+def kill_cgroup(path: Path | str) -> None:
     """End everything inside with SIGKILL, at once."""
     try:
         fd = os.open(f"{path}/cgroup.kill", os.O_WRONLY | os.O_CLOEXEC)
@@ -535,10 +536,10 @@ def kill_cgroup(path: Path) -> None:
         os.close(fd)
 
 
-def remove_cgroup(path: Path) -> None:
+def remove_cgroup(path: Path | str) -> None:
     """Remove an empty directory; a busy one stays and is removed with the next stop."""
     with contextlib.suppress(OSError):
-        path.rmdir()
+        os.rmdir(path)  # noqa: PTH106 - a path or a text
 
 
 def remove_cgroups(home: Path) -> None:

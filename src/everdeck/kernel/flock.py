@@ -50,7 +50,7 @@ def take(path: Path | str) -> int | None:
         os.close(fd)
 
 
-def is_held(path: Path) -> bool:
+def is_held(path: Path | str) -> bool:
     """Does anybody hold the lock? A missing file is held by nobody."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -65,7 +65,7 @@ def is_held(path: Path) -> bool:
         os.close(fd)
 
 
-def holders(path: Path) -> list[int]:
+def holders(path: Path | str) -> list[int]:
     """The pids that carry the lock in a descriptor, found through /proc; empty if it is free or hidden from us.
 
     A process that merely has the file open is not a holder: ``/proc/PID/fdinfo/FD`` shows the lock itself. Neither is
@@ -81,7 +81,7 @@ def holders(path: Path) -> list[int]:
     return [pid for pid in all_pids() if pid != own and _taker(pid, name, wanted) is not None]
 
 
-def is_holder(path: Path, pid: int) -> bool:
+def is_holder(path: Path | str, pid: int) -> bool:
     """Does this one process carry the lock?"""
     try:
         return _taker(pid, os.path.realpath(path), os.stat(path)) is not None  # noqa: PTH116 - compared raw
@@ -89,7 +89,7 @@ def is_holder(path: Path, pid: int) -> bool:
         return False
 
 
-def is_heir(path: Path, pid: int) -> bool:
+def is_heir(path: Path | str, pid: int) -> bool:
     """Does this one process carry the lock because it was handed down by somebody who let go of it?
 
     That is how a worker's tree comes to its lock. Whoever took the lock himself, and what he started, is a stranger

@@ -182,12 +182,12 @@ def _accounts(tree: Tree) -> set[int]:
     return accounts
 
 
-def _is_in_cgroup(said: Notification, cgroup: Path) -> bool:
+def _is_in_cgroup(said: Notification, cgroup: Path | str) -> bool:
     number = None if said.pidfd is None else _cgroup_number(said.pidfd)
     if not number:
         return is_inside(cgroup, said.pid)
     with contextlib.suppress(OSError):
-        return cgroup.stat().st_ino == number
+        return os.stat(cgroup).st_ino == number  # noqa: PTH116 - a path or a text
     return False
 
 
@@ -296,7 +296,7 @@ def _by_cgroup(said: Notification, trees: Iterable[Tree]) -> str | None:
     for tree in trees:
         with contextlib.suppress(OSError):
             # A cgroup's id is the inode of its directory (cgroups(7), name_to_handle_at(2)).
-            if tree.cgroup is not None and tree.cgroup.stat().st_ino == number:
+            if tree.cgroup is not None and os.stat(tree.cgroup).st_ino == number:  # noqa: PTH116 - a path or a text
                 return tree.name if {said.uid, 0} & _accounts(tree) else None
     return None
 

@@ -37,7 +37,7 @@ from everdeck.errors import RegistryError, RegistryTooNew, RegistryUnavailable, 
 from everdeck.model import Cookie, Event, EventKind, Exit, Identity, Restart, State, WorkerName, WorkerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 Desired: TypeAlias = Literal["running", "stopped"]
 
@@ -319,38 +319,14 @@ class Registry:
     def save(self, record: WorkerRecord) -> None:
         """Note a worker down as it is in ``record``."""
         self._wrote()
-        identity = record.identity
         with _translated(self.path):
-            self.write(
-                _sql("save_worker"),
-                (
-                    record.name,
-                    record.spec_json,
-                    record.desired,
-                    record.phase.value,
-                    record.cookie,
-                    identity.boot_id if identity else None,
-                    identity.pid if identity else None,
-                    identity.start_ticks if identity else None,
-                    identity.pidfd_inode if identity else None,
-                    record.cgroup,
-                    record.proxy_lock,
-                    record.started_at,
-                    record.port,
-                    None if record.exit is None else _encode(record.exit),
-                    record.restarts,
-                    record.crashes,
-                    record.streak,
-                    _encode(record.crash_times),
-                    record.backoff_until,
-                    record.timers_boot_id,
-                    record.adopted,
-                    record.ready,
-                    record.unready,
-                    record.reason,
-                    record.status_text,
-                ),
-            )
+            self.write(_sql("save_worker"), _row(record))
+
+    def save_all(self, records: "Iterable[WorkerRecord]") -> None:
+        """The same for many, in the transaction that is open now."""
+        self._wrote()
+        with _translated(self.path):
+            self.connection.executemany(_sql("save_worker"), map(_row, records))
 
     def delete(self, name: WorkerName) -> None:
         """Forget a worker; its events stay."""
@@ -645,6 +621,38 @@ def _record(row: tuple[Any, ...]) -> WorkerRecord:
         unready=unready,
         reason=reason,
         status_text=status_text,
+    )
+
+
+def _row(record: WorkerRecord) -> tuple[Any, ...]:
+    """A worker in the order of the columns of ``save_worker``."""
+    identity = record.identity
+    return (
+        record.name,
+        record.spec_json,
+        record.desired,
+        record.phase.value,
+        record.cookie,
+        identity.boot_id if identity else None,
+        identity.pid if identity else None,
+        identity.start_ticks if identity else None,
+        identity.pidfd_inode if identity else None,
+        record.cgroup,
+        record.proxy_lock,
+        record.started_at,
+        record.port,
+        None if record.exit is None else _encode(record.exit),
+        record.restarts,
+        record.crashes,
+        record.streak,
+        _encode(record.crash_times),
+        record.backoff_until,
+        record.timers_boot_id,
+        record.adopted,
+        record.ready,
+        record.unready,
+        record.reason,
+        record.status_text,
     )
 
 
