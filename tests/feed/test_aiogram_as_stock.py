@@ -448,13 +448,14 @@ def test_a_webhook_is_stored_before_it_is_answered(bots: Bots, background: bool)
         dp, go_on = Dispatcher(), asyncio.Event()
 
         @dp.message()
-        async def on_message(message: Message, item: Item) -> None:
+        async def on_message(message: Message, item: Item, given: str) -> None:
             await go_on.wait()
-            bots.saw((message.text, item.attempt))
+            bots.saw((message.text, item.attempt, given))
 
         bot = made(bots, dp, "durable")
         app = web.Application()
-        SimpleRequestHandler(dp, bot, handle_in_background=background, secret_token="s").register(app, path="/hook")
+        hook = SimpleRequestHandler(dp, bot, handle_in_background=background, secret_token="s", given="to handlers")
+        hook.register(app, path="/hook")
         setup_application(app, dp, bot=bot)
         runner = web.AppRunner(app)
         await runner.setup()
@@ -472,7 +473,7 @@ def test_a_webhook_is_stored_before_it_is_answered(bots: Bots, background: bool)
             await bots.until(lambda: bool(bots.seen))
         finally:
             await runner.cleanup()
-        assert bots.seen == [("hello", 1)]
+        assert bots.seen == [("hello", 1, "to handlers")]
         assert bots.waiting() == 0
 
     asyncio.run(scenario())

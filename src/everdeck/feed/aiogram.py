@@ -228,12 +228,15 @@ class Durable:
 
     async def _feed_dispatcher(self) -> None:
         loop = asyncio.get_running_loop()
+        # What SimpleRequestHandler(dp, bot, **data) hands to handlers, also for what an earlier run has stored.
+        mine = (one for one in _request_handlers.get(self._dp, ()) if getattr(one, "bot", None) is self._bot)
+        data: dict[str, Any] = next((one.data for one in mine), {})
         while True:
             for item in await self.polling.take(AT_ONCE):
                 update = await self._parsed(item)
                 if update is not None:
                     # As aiogram's own polling does: errors are logged there.
-                    task = loop.create_task(self._dp._process_update(self._bot, update))  # noqa: SLF001
+                    task = loop.create_task(self._dp._process_update(self._bot, update, **data))  # noqa: SLF001
                     self._handling.add(task)
                     task.add_done_callback(self._handling.discard)
 
