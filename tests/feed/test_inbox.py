@@ -85,6 +85,36 @@ def test_a_failed_store_changes_nothing(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_what_is_brought_meanwhile_shares_a_commit(tmp_path: Path) -> None:
+    """Those that come while another writes are stored together, each hears of it, and a failure is everybody's."""
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            stream = inbox.stream("telegram:1")
+            await stream.begin()
+            await stream.add(Record(1, b"{}"))
+            before = inbox.store.read("stream", "telegram:1")
+            async with asyncio.TaskGroup() as group, inbox.transaction():  # nobody else can write
+                brought = [group.create_task(stream.add(Record(number, b"{}"))) for number in (2, 3, 4, 3)]
+                await asyncio.sleep(0)
+                assert not any(one.done() for one in brought)
+                assert inbox.store.read("stream", "telegram:1") == before
+            assert stored_ids(tmp_path / "bot.db") == [1, 2, 3, 4]
+            with sqlite3.connect(tmp_path / "bot.db") as connection:
+                times = [at for (at,) in connection.execute("SELECT stored_at FROM everdeck_item ORDER BY seq")]
+            connection.close()
+            assert len(set(times[1:])) == 1
+            failed = await asyncio.gather(
+                *(stream.add(Record(number, "no bytes")) for number in (5, 6)),  # type: ignore[arg-type]
+                return_exceptions=True,
+            )
+            assert [type(one) for one in failed] == [SourceError, SourceError]
+            await stream.add(Record(7, b"{}"))
+        assert stored_ids(tmp_path / "bot.db") == [1, 2, 3, 4, 7]
+
+    asyncio.run(scenario())
+
+
 def test_known_ids_are_dropped_by_membership(tmp_path: Path) -> None:
     """A batch that comes again adds nothing; an id in a gap below the last one is new."""
 

@@ -90,6 +90,13 @@ class Apps:
         async with Inbox(self.path) as inbox:
             return inbox.dead_letters()
 
+    def payloads(self) -> list[bytes]:
+        """What is on disk, byte for byte."""
+        with sqlite3.connect(self.path) as db:
+            found = [payload for (payload,) in db.execute("SELECT payload FROM everdeck_item ORDER BY seq")]
+        db.close()
+        return found
+
     def waiting(self) -> int:
         """How many items are on disk and not finished."""
         with sqlite3.connect(self.path) as db:

@@ -1,6 +1,7 @@
 """Adding durable_application() changes nothing that an author can see: python-telegram-bot beside itself."""
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -210,7 +211,7 @@ def test_a_webhook_is_stored_before_it_is_answered(apps: Apps) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        update = text_update("hello") | {"update_id": 77}
+        update = text_update("hello") | {"update_id": 77, "of_tomorrow": {"a": [1]}}
         async with app:
             await app.updater.start_webhook(
                 "127.0.0.1", port, "hook", webhook_url="https://a.example", secret_token="s"
@@ -221,8 +222,13 @@ def test_a_webhook_is_stored_before_it_is_answered(apps: Apps) -> None:
                     assert (await client.post("/hook", json=update)).status_code == 403
                     for _ in range(2):
                         secret = {"X-Telegram-Bot-Api-Secret-Token": "s"}
-                        assert (await client.post("/hook", json=update, headers=secret)).status_code == 200
+                        answer = await client.post("/hook", json=update, headers=secret)
+                        assert answer.status_code == 200
                         assert apps.waiting() == 1
+                        assert apps.payloads() == [answer.request.content]  # as it came
+                    unreadable = await client.post("/hook", json={"update_id": 78, "message": 1}, headers=secret)
+                    assert unreadable.status_code == 400  # as stock does: Telegram brings it again
+                    assert gc.get_freeze_count() > 0
                 go_on.set()
                 await apps.until(lambda: bool(apps.seen))
             finally:
@@ -230,6 +236,7 @@ def test_a_webhook_is_stored_before_it_is_answered(apps: Apps) -> None:
                 await app.stop()
         assert apps.seen == [("hello", 1)]
         assert apps.waiting() == 0
+        assert gc.get_freeze_count() == 0  # a bot that has ended leaves the collector as it was
 
     asyncio.run(scenario())
 

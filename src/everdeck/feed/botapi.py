@@ -13,6 +13,9 @@ brackets a handler with :meth:`Polling.begin` and :meth:`Polling.end` whatever h
 """
 
 import asyncio
+import contextlib
+import ctypes
+import gc
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -148,6 +151,44 @@ class Handout:
     slow: bool = False
 
 
+class _SpareCollections:
+    """While bots poll, the garbage collector leaves out what was there when the first of them began.
+
+    A library is 200,000 objects that never die. A full collection looks at each of them, and a bot that handles many
+    updates has one every few thousand: a tenth of its time (seen with aiogram 3.31 on CPython 3.11). Whoever has frozen
+    or switched off the collector himself knows better.
+    """
+
+    def __init__(self) -> None:
+        self._bots = 0
+        self._ours = False
+
+    def begin(self) -> None:
+        """A bot begins to poll."""
+        self._bots += 1
+        if self._bots == 1 and gc.isenabled() and not gc.get_freeze_count():
+            gc.collect()
+            gc.freeze()
+            self._ours = True
+            _give_back_memory()
+
+    def end(self) -> None:
+        """A bot has ended."""
+        self._bots -= 1
+        if not self._bots and self._ours:
+            self._ours = False
+            gc.unfreeze()
+
+
+_spare_collections: Final = _SpareCollections()
+
+
+def _give_back_memory() -> None:
+    """What imports have used and freed is ours until somebody says that we need it no more (malloc_trim(3))."""
+    with contextlib.suppress(AttributeError):  # musl has nothing to give back
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class TelegramSource:
     """A feed source over the raw ``getUpdates`` of a library's client.
 
@@ -204,14 +245,13 @@ class TelegramSource:
         log.info("%s: first run, %d updates were waiting; they are left (first_run='skip')", self.name, left)
         return int(self.record(raw[-1]).cursor_after) if raw else None
 
-    def record(self, update: Any) -> Record:
-        """An update as it is stored."""
+    def record(self, update: Any, payload: bytes | None = None) -> Record:
+        """An update as it is stored: its JSON as it came, if that is at hand."""
         update_id = update.get("update_id") if isinstance(update, dict) else None
         if type(update_id) is not int:
             raise SourceError(f"{self.name}: an update without an id: {str(update)[:200]}")
-        return Record(
-            update_id, msgspec.json.encode(update), key_of(update, self.order, one_at_a_time=self.one_at_a_time)
-        )
+        key = key_of(update, self.order, one_at_a_time=self.one_at_a_time)
+        return Record(update_id, msgspec.json.encode(update) if payload is None else payload, key)
 
     def _count(self, came: int) -> None:
         """The history ends with the first answer that is not full."""
@@ -323,6 +363,7 @@ class Polling:
         except BaseException:
             lock.release()
             raise
+        _spare_collections.begin()
         self._source, self._feed, self._lock, self._closing = source, feed, lock, False
         self._changed = asyncio.Event()  # a new one: each start may have an event loop of its own
         for act in self.on_open:
@@ -340,11 +381,11 @@ class Polling:
             self._source.ask(asked)
             self._feed.ask_again()
 
-    async def accept(self, update: dict[str, Any]) -> None:
+    async def accept(self, update: dict[str, Any], payload: bytes | None = None) -> None:
         """An update that Telegram has brought (a webhook): when this returns, Telegram may forget it."""
         if self._source is None:
             raise FeedClosed(f"the feed of bot {self.bot_id} is not open")
-        await self.feed.stream.store([self._source.record(update)])
+        await self.feed.stream.add(self._source.record(update, payload))
 
     async def close(self) -> None:
         """Hand back what has not begun, wait for what has, then let go. Nothing is lost, whatever happens here."""
@@ -370,6 +411,7 @@ class Polling:
                     await act()
                 await feed.close(grace_seconds=0, cancelled=True)
             finally:
+                _spare_collections.end()
                 self._feed = self._source = self._lock = None
                 # What was returned may still lie in a queue of the library's, and must not run when it comes out.
                 self._handouts = {key: one for key, one in self._handouts.items() if one.state == "returned"}

@@ -9,7 +9,7 @@ The work itself is the dispatcher's; this module owns the arriving side, the dea
 """
 
 import hashlib
-from asyncio import Event
+from asyncio import CancelledError, Event, Future, Task, get_running_loop
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ REMEMBER_IDS: Final = 250_000
 MAX_BACKLOG: Final = 50_000
 KEEP_DAYS: Final = 30.0
 # Payloads of what has just arrived are kept at hand, for most of it is worked on at once.
-AT_HAND_BYTES: Final = 1_000_000
+AT_HAND_BYTES: Final = 400_000
 FORGET_AT_ONCE: Final = 5_000
 STORES_BETWEEN_HOUSEKEEPING: Final = 64
 
@@ -240,6 +240,8 @@ class Stream:
         self._at_hand: dict[int, Row] = {}
         self._at_hand_bytes = 0
         self._unsynced = False
+        self._brought: list[tuple[Record, Future[None]]] = []
+        self._door: Task[None] | None = None
         self._listening = False
         self.in_flight = 0
 
@@ -311,13 +313,41 @@ class Stream:
         crash_point("feed.store.begun")
         written = await self.inbox.store.write(
             lambda connection: self._write_batch(connection, row, records, cursor, by_digest=asked is not None),
+            durable=sync,
             then=self._stored,
         )
-        if sync:
-            await self.synced()
+        if sync:  # and with it everything that was committed before
+            crash_point("feed.store.synced")
+            self._unsynced = False
         await self.inbox.stored_once_more()
         restarted = written.row.epoch > row.epoch
         return Stored(len(written.fresh), len(records) - len(written.fresh), restarted)
+
+    async def add(self, record: Record) -> None:
+        """Store one record that was brought to us: when this returns it survives a power cut.
+
+        Those that come while a commit is under way share the next one.
+        """
+        loop = get_running_loop()
+        stored: Future[None] = loop.create_future()
+        self._brought.append((record, stored))
+        if self._door is None or self._door.done():
+            self._door = loop.create_task(self._store_what_is_brought(), name="feed door")
+        await stored
+
+    async def _store_what_is_brought(self) -> None:
+        while self._brought:
+            brought, self._brought = self._brought, []
+            failure: Exception | None = None
+            try:
+                # The handlers begin as soon as it is committed, and while it is synced.
+                await self.store([record for record, _ in brought], sync=False)
+                await self.synced()
+            except (Exception, CancelledError) as err:  # noqa: BLE001 - theirs who wait
+                failure = err if isinstance(err, Exception) else FeedClosed(f"stream {self.name!r} was closed")
+            for _, stored in brought:
+                if not stored.done():
+                    _tell(stored, failure)
 
     def _stored(self, written: "_Written") -> None:
         crash_point("feed.store.committed")
@@ -429,7 +459,7 @@ class Stream:
 
     def forget(self) -> None:
         """The file is closed; when it is open again, what was known may have changed."""
-        self._row = None
+        self._row = self._door = None
         self.stop_listening()
         # An event belongs to the loop that has waited for it, and the next opening may be in another loop.
         self.activity, self._arrived, self._has_room = Event(), Event(), Event()
@@ -557,6 +587,13 @@ class _New(NamedTuple):
     record: Record
     epoch: int
     digest: bytes | None
+
+
+def _tell(waiter: "Future[None]", failure: Exception | None) -> None:
+    if failure is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(failure)
 
 
 def _json(value: object) -> str:

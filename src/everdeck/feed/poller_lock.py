@@ -14,13 +14,15 @@ import os
 import socket
 import weakref
 from types import TracebackType
-from typing import Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
 import msgspec
-import psutil
 
 from everdeck.child import Singleton
 from everdeck.errors import PollerConflict
+
+if TYPE_CHECKING:
+    import psutil
 
 _NAME_LENGTH: Final = 32
 _COMMAND_LENGTH: Final = 200
@@ -79,6 +81,8 @@ def local_suspects(token: str, server: str | None = None) -> list[Suspect]:
     API), by an open connection to it: a token may come from a file. Looks only where this user may look. The token is
     cut out of what is shown.
     """
+    import psutil  # noqa: PLC0415 - 3 MB that only a bot in trouble pays
+
     me = psutil.Process()
     own = {me.pid, *(parent.pid for parent in me.parents())}
     holder = Singleton.holder(_name_of(token))
@@ -95,7 +99,9 @@ def local_suspects(token: str, server: str | None = None) -> list[Suspect]:
     return sure or found
 
 
-def _evidence(process: psutil.Process, token: str, addresses: set[tuple[str, int]], holder: int | None) -> By | None:
+def _evidence(process: "psutil.Process", token: str, addresses: set[tuple[str, int]], holder: int | None) -> By | None:
+    import psutil  # noqa: PLC0415 - as above
+
     if process.pid == holder:
         return "lock"
     with contextlib.suppress(psutil.Error, OSError):
@@ -138,6 +144,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _command(pid: int, hide: str) -> str:
+    import psutil  # noqa: PLC0415 - as above
+
     try:
         command = " ".join(psutil.Process(pid).cmdline())
     except (psutil.Error, OSError):

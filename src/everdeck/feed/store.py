@@ -49,6 +49,7 @@ BUSY_SECONDS: Final = 0.8  # of the file's thread, in which nobody may wait for 
 PATIENT_SECONDS: Final = 10.0  # of a program that has nothing else to do
 READ_BUSY_SECONDS: Final = 0.1
 READER_CACHE_KIB: Final = 256
+WRITER_CACHE_KIB: Final = 512
 LAST_WORDS_LENGTH: Final = 1500
 WAL_BYTES_KEPT: Final = 16_000_000
 VACUUM_PAGES: Final = 256
@@ -437,6 +438,8 @@ def _connect(path: Path, *, create: bool, busy_seconds: float = PATIENT_SECONDS)
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
+            # Both ends of a queue are few pages, however long it is.
+            connection.execute(f"PRAGMA cache_size = -{WRITER_CACHE_KIB}")
             _migrate(path, connection)
     except BaseException:
         connection.close()
