@@ -16,13 +16,11 @@ TIMEOUT_SECONDS = 60
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout whose .venv is there already, on a machine whose apt-get only takes notes."""
-    for file in ("pyproject.toml", "scripts/setup", "Makefile"):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
+    told_by = ("pyproject.toml", "scripts/setup", "hatch_build.py", "src/everdeck/kernel/_spawn.c")
+    for file in (*told_by, "Makefile"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
-    sums = "".join(
-        f"{hashlib.sha256((tmp_path / file).read_bytes()).hexdigest()}  {file}\n"
-        for file in ("pyproject.toml", "scripts/setup")
-    )
+    sums = "".join(f"{hashlib.sha256((tmp_path / file).read_bytes()).hexdigest()}  {file}\n" for file in told_by)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / ".set-up-test").write_text(hashlib.sha256(sums.encode()).hexdigest())
     programs = {
