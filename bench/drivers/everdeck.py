@@ -40,6 +40,20 @@ class OneByOne(Library):
         super().__init__(replace(plan, options={"BENCH_START": "each"}))
 
 
+class Pure(Library):
+    """``AsyncDeck`` as it is installed where there is no compiler."""
+
+    name = "everdeck-pure"
+    about = "`AsyncDeck` without the C side (`EVERDECK_NATIVE=0`): `posix_spawn` of the C library"
+    # Only its start differs.
+    restarts = False
+    adopts = False
+    keeps_logs = False
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(replace(plan, options={"EVERDECK_NATIVE": "0"}))
+
+
 class Facade(Library):
     """``Deck``, the synchronous facade."""
 
