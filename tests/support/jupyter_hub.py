@@ -129,7 +129,11 @@ class Hub:
     def start(self) -> None:
         """Start it, and wait until it answers through its proxy."""
         self.launch()
-        until(self.answers, "the hub answers", seconds=PATIENCE_SECONDS)
+        try:
+            until(self.answers, "the hub answers", seconds=PATIENCE_SECONDS)
+        except AssertionError as error:
+            error.add_note(self.log()[-3000:])
+            raise
 
     def launch(self) -> None:
         """Start it and wait for nothing. Its proxy is a program of its own, which outlives it, as is recommended."""
