@@ -105,6 +105,9 @@ class Starting:
             if order.failure is not None:
                 continue
             if spawned and interrupted is None and monotonic() - begin > _AWAY_SECONDS:
+                while under_way:  # nobody is born that the loop does not know of while others have it
+                    self._take(self._parts.crew.take(done), spawned)
+                    under_way -= 1
                 await self._settle(spawned)
                 spawned = []
                 interrupted = await _others_go_first()
