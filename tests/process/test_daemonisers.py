@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from everdeck import Deck
-from everdeck.kernel import containment
+from everdeck.kernel import containment, native
 from everdeck.kernel import identity as ids
 
 TOGETHER = int(os.environ.get("EVERDECK_DAEMONISERS", "20"))
@@ -37,6 +37,8 @@ def test_daemons_without_descriptors_and_environment_end_with_their_worker(tmp_p
     """Born in its cgroup a worker has no moment in which it could get away, however many start together."""
     if containment.cgroup_home() is None:
         pytest.skip("no writable cgroup v2 directory: then the strength is told as `cookie`")
+    if not native.available():
+        pytest.skip("without the C side a plain worker joins its cgroup after its birth: told as `cookie` too")
     mark = f"1000.{secrets.randbelow(10**9)}"
     command = [sys.executable, "-SEc", DAEMON, mark]
     with Deck(tmp_path / "state", durability="process") as deck:

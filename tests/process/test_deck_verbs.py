@@ -33,7 +33,7 @@ from everdeck import (
     WorkerSpec,
 )
 from everdeck.errors import DeckClosed, DeckOwned, LockConflict, ResourceExhausted, SpawnFailed
-from everdeck.kernel import flock
+from everdeck.kernel import flock, native
 from everdeck.kernel import identity as ids
 from everdeck.logs import reader as logreader
 from everdeck.model import Event, Identity
@@ -97,7 +97,8 @@ def test_a_list_does_not_wait_long_for_what_was_measured_before(state: Path, mon
             monkeypatch.setattr("everdeck.deck.owner.Owner._measure", for_ever)
             with opened_in_proc() as opened:
                 assert {status.name: status.rss_bytes for status in await deck.list()} == before
-            assert not opened
+            # Whoever joined its cgroup after its birth (without the C side) is looked for there each time.
+            assert not opened or not native.available()
             await deck.stop_all()
 
     asyncio.run(scenario())

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ from msgspec.structs import replace
 
 from everdeck.crashpoints import crash_point
 from everdeck.deck import notes, reaching
+from everdeck.deck.crew import Done
 from everdeck.deck.ending import Ending, pid_of
 from everdeck.deck.engine import Engine, Launched, Ready, choose_port, port_is_free
 from everdeck.deck.parts import Parts
@@ -98,16 +98,15 @@ class Starting:
         crash_point("start.intent-recorded")
         interrupted: BaseException | None = None
         spawned: list[Launch] = []
-        under_way, done = 0, SimpleQueue[Launch]()
+        under_way, done = 0, Done()
         alone = len(orders) == 1
         begin = monotonic()
         for order in orders:
             if order.failure is not None:
                 continue
             if spawned and interrupted is None and monotonic() - begin > _AWAY_SECONDS:
-                while under_way:  # nobody is born that the loop does not know of while others have it
-                    self._take(self._parts.crew.take(done), spawned)
-                    under_way -= 1
+                # Nobody is born that the loop does not know of while others have it.
+                under_way = self._taken(done, under_way, spawned)
                 await self._settle(spawned)
                 spawned = []
                 interrupted = await _others_go_first()
@@ -125,12 +124,16 @@ class Starting:
             elif order.failure is not None:
                 self._back_to_rest(order)
             interrupted = None if order.failure is None or isinstance(order.failure, Exception) else order.failure
-            while under_way and (under_way >= _MOST_UNDER_WAY or not done.empty()):
-                self._take(self._parts.crew.take(done), spawned)
-                under_way -= 1
-        for _ in range(under_way):
-            self._take(self._parts.crew.take(done), spawned)
+            under_way = self._taken(done, under_way, spawned, most=_MOST_UNDER_WAY - 1)
+        self._taken(done, under_way, spawned)
         await self._settle(spawned)
+
+    def _taken(self, done: Done, under_way: int, spawned: list[Launch], most: int = 0) -> int:
+        """Take what the crew has done; wait until it has at most so many left, and tell how many."""
+        while under_way and (under_way > most or not done.empty()):
+            self._take(self._parts.crew.take(done), spawned)
+            under_way -= 1
+        return under_way
 
     def _take(self, order: Launch, spawned: list[Launch]) -> None:
         """What came of a call: it is one of those that were spawned, or goes back to rest."""

@@ -11,6 +11,7 @@ Needs glibc 2.34 (``addclosefrom_np``; ``addchdir_np`` is older). See posix_spaw
 import ctypes
 import errno
 import os
+import signal
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
@@ -32,6 +33,8 @@ class Start:
         library = _library()
         kept, sources = program.keep_fds, (*program.stdio, *program.keep_fds)
         special = not birth.is_plain or birth.umask is not None or birth.open_files_soft is not None
+        # Where nobody waits for children, one that ends at once could not be opened any more: its pid is all we have.
+        special = special or signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
         if library is None or special or min(sources) < len(sources):
             raise Refused("clone", errno.ENOSYS)
         found = (one for one in candidates(program.command[0], program.env) if os.access(one, os.X_OK))
