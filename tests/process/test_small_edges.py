@@ -133,8 +133,10 @@ def test_a_worker_stopped_by_hand_stays_stopped_when_the_daemon_starts_again(tmp
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir], ids=["a pipe", "a directory"])
-def test_something_else_in_place_of_a_log_fails_its_own_worker(tmp_path: Path, put: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(("put", "what"), [(os.mkfifo, "a pipe"), (os.mkdir, "a directory")])
+def test_something_else_in_place_of_a_log_fails_its_own_worker(
+    tmp_path: Path, put: Callable[[Path], None], what: str
+) -> None:
     """Opening a pipe would wait for a reader for ever; nobody waits, and only this worker cannot be started."""
     current = tmp_path / "state" / "workers" / "odd" / "log" / "current"
     with Deck(tmp_path / "state") as deck:
@@ -145,6 +147,14 @@ def test_something_else_in_place_of_a_log_fails_its_own_worker(tmp_path: Path, p
         with pytest.raises(StateDirRefused, match="log/current"):
             deck.start("odd", FOREVER)
         assert deck.logs("odd") == []
+        said = subprocess.run(
+            [sys.executable, "-m", "everdeck.cli", "--state", str(deck.state_dir), "logs", "odd"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (said.returncode, said.stdout) == (1, "")
+        assert f"is {what}, not a log" in said.stderr
         assert deck.start("fine", FOREVER).state is State.RUNNING
     with Deck(tmp_path / "state") as deck:
         assert {status.name: status.state for status in deck.list()} == {"fine": "running", "odd": "stopped"}

@@ -47,9 +47,19 @@ def logs(options: Namespace) -> int:
             return FAILED
     if not _supervised(options):
         output.note("not supervised: no owner is running; this is what was written so far")
+    from everdeck.logs import ledger
     from everdeck.logs import reader as logreader
     from everdeck.logs import show as logshow
 
+    code = DONE
+    for name in names:
+        log_dir = places.worker(name).log
+        if (obstacle := ledger.obstacle(log_dir)) is not None:
+            code = FAILED
+            output.note(
+                f"everdeck: {log_dir / ledger.CURRENT} is {obstacle}, not a log, and is not read; "
+                f"move it away, and the next start of {name!r} makes a log again"
+            )
     since = logreader.moment(options.since) if options.since else None
     until = logreader.moment(options.until) if options.until else None
     lines = options.lines
@@ -66,7 +76,7 @@ def logs(options: Namespace) -> int:
         times=options.times,
         as_json=options.json,
     )
-    return DONE
+    return code
 
 
 def _from_elsewhere(options: Namespace) -> int:

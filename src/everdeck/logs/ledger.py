@@ -173,6 +173,16 @@ def open_regular(path: str, flags: int) -> int:
     return fd
 
 
+def obstacle(log_dir: Path | str) -> str | None:
+    """What stands where the worker's file should be, in words; None if it is the file, or nothing is there yet."""
+    try:
+        mode = os.lstat(f"{log_dir}/{CURRENT}").st_mode
+    except OSError:
+        return None
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFLNK: "a link", stat.S_IFSOCK: "a socket"}
+    return None if stat.S_ISREG(mode) else kinds.get(stat.S_IFMT(mode), "a device")
+
+
 def last_byte(log_dir: Path | str, size: int) -> bytes:
     """The last byte of the file that the worker writes to."""
     fd = open_regular(f"{log_dir}/{CURRENT}", os.O_RDONLY)
