@@ -821,6 +821,7 @@ def test_a_unit_names_the_file_beside_it_and_systemd_takes_it(alone: Person, tmp
     assert ("User=daemon" in text) is (whose == "system")
     assert ("loginctl enable-linger" in text) is (whose == "user")
     assert ("WantedBy=default.target" in text) is (whose == "user")
+    assert (f"RequiresMountsFor={alone.state}\n" in text) is (whose == "system")
     alone.types("export", "systemd", "--user", "--run-as", "nobody", expect=2)
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze on this machine")

@@ -127,15 +127,17 @@ def _systemd_unit(options: Namespace) -> str:
     file = f" {_quoted(str(Path(options.file).resolve()))}" if options.file else ""
     user = f"User={options.run_as}\n" if options.run_as else ""
     place = _quoted(str(Path.cwd() if options.file is None else Path(options.file).resolve().parent))
-    # A user's manager has no network-online.target.
-    network = "" if options.user else "After=network-online.target\nWants=network-online.target\n"
+    # A user's manager has no network-online.target, and begins when file systems are mounted. Without its mount the
+    # state directory would be an empty one below it, and the deck a new one.
+    after = "After=network-online.target\nWants=network-online.target\n"
+    after = "" if options.user else f"{after}RequiresMountsFor={_quoted(str(state))}\n"
     hardening = _USER_HARDENING if options.user else _HARDENING + (_NOT_ROOT if options.run_as else _AS_ROOT)
     wanted_by = "default.target" if options.user else "multi-user.target"
     return f"""\
 {_USER_HINT.format(name=options.name) if options.user else ""}[Unit]
 Description=Everdeck: the deck in {state}
 Documentation=man:systemd.service(5)
-{network}StartLimitIntervalSec=0
+{after}StartLimitIntervalSec=0
 
 [Service]
 Type=notify
