@@ -6,11 +6,13 @@
 It serves IMAGE by the NBD protocol. A write stays in memory until the client flushes, or asks for this one write to be
 forced through (FUA): exactly what a disk promises, and no more. On the control socket, one word per line:
 
-    cut          forget every write that was not flushed: the power is gone
-    cut SEED     forget some of them, chosen by SEED: a disk may have written any of its cache, in any order
-    lie on|off   say that a flush is done without doing it: a disk that loses what it promised to keep
+    off all      the power is gone: forget every write that was not flushed
+    off SEED     forget some of them, chosen by SEED: a disk may have written any of its cache, in any order
+    off none     forget none: only the machine is reset
+    on           the power is back
 
-and each is answered with the number of writes that were forgotten, and of flushes so far.
+and each is answered with the number of blocks that were forgotten. While it is off every request fails: whoever ends
+the machine afterwards may flush as much as it likes (qemu does when it is stopped or resets its devices).
 
 See the NBD protocol (https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md), fixed newstyle handshake.
 """
@@ -29,7 +31,7 @@ _HAS_FLAGS, _SEND_FLUSH, _SEND_FUA = 1, 4, 8
 _REQUEST, _SIMPLE_REPLY = 0x25609513, 0x67446698
 _READ, _WRITE, _DISCONNECT, _FLUSH = 0, 1, 2, 3
 _FUA = 1
-_EINVAL = 22
+_EIO, _EINVAL = 5, 22
 _BLOCK = 512  # what a disk writes in one piece
 
 
@@ -40,8 +42,7 @@ class Disk:
         self._fd = os.open(path, os.O_RDWR)
         self.size = os.fstat(self._fd).st_size
         self._cache: dict[int, bytes] = {}
-        self.flushes = 0
-        self.lies = False
+        self.is_off = False
 
     def read(self, offset: int, length: int) -> bytes:
         """What was written last, safe or not."""
@@ -55,7 +56,7 @@ class Disk:
 
     def write(self, offset: int, data: bytes, *, through: bool) -> None:
         """Into the cache; ``through`` it if the client says so."""
-        if through and not self.lies:
+        if through:
             os.pwrite(self._fd, data, offset)
             for at in range(0, len(data), _BLOCK):
                 self._cache.pop(offset + at, None)
@@ -65,16 +66,17 @@ class Disk:
 
     def flush(self) -> None:
         """All that was written so far is safe from now on."""
-        self.flushes += 1
-        if not self.lies:
-            self._keep(self._cache)
-            self._cache.clear()
+        self._keep(self._cache)
+        self._cache.clear()
 
-    def cut(self, seed: int | None) -> int:
+    def switch_off(self, what: str) -> int:
         """The power is gone; answers how many blocks went with it."""
+        self.is_off = True
         kept: dict[int, bytes] = {}
-        if seed is not None:
-            chance = random.Random(seed)
+        if what == "none":
+            kept = dict(self._cache)
+        elif what != "all":
+            chance = random.Random(int(what))
             share = chance.random()
             kept = {offset: data for offset, data in self._cache.items() if chance.random() < share}
         self._keep(kept)
@@ -129,14 +131,17 @@ async def _requests(disk: Disk, reader: asyncio.StreamReader, writer: asyncio.St
         head = await reader.readexactly(28)
         _, flags, kind, handle, offset, length = struct.unpack(">IHHQQI", head)
         data, error = b"", 0
-        if kind == _READ:
+        given = await reader.readexactly(length) if kind == _WRITE else b""
+        if kind == _DISCONNECT:
+            return
+        if disk.is_off:
+            error = _EIO
+        elif kind == _READ:
             data = disk.read(offset, length)
         elif kind == _WRITE:
-            disk.write(offset, await reader.readexactly(length), through=bool(flags & _FUA))
+            disk.write(offset, given, through=bool(flags & _FUA))
         elif kind == _FLUSH:
             disk.flush()
-        elif kind == _DISCONNECT:
-            return
         else:
             error = _EINVAL
         writer.write(struct.pack(">IIQ", _SIMPLE_REPLY, error, handle) + data)
@@ -148,13 +153,11 @@ async def obey(disk: Disk, reader: asyncio.StreamReader, writer: asyncio.StreamW
     while line := await reader.readline():
         lost = 0
         match line.decode().split():
-            case ["cut"]:
-                lost = disk.cut(None)
-            case ["cut", seed]:
-                lost = disk.cut(int(seed))
-            case ["lie", word]:
-                disk.lies = word == "on"
-        writer.write(f"{lost} {disk.flushes}\n".encode())
+            case ["off", what]:
+                lost = disk.switch_off(what)
+            case ["on"]:
+                disk.is_off = False
+        writer.write(f"{lost}\n".encode())
         await writer.drain()
     writer.close()
 

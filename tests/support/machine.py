@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import shlex
 import socket
 import subprocess
@@ -11,8 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
-Cut: TypeAlias = int | Literal["all"] | None
-"""A seed: some of what was not flushed is lost. None: only what was in the machine's own memory (as sysrq-b)."""
+Cut: TypeAlias = int | Literal["all", "none", "sysrq"]
+"""What the disk loses of what was not flushed: a number chooses some of it. ``sysrq``: the kernel resets."""
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "machine"
 
 BOOT_SECONDS = 900
 COMMAND_SECONDS = 600
@@ -26,7 +29,7 @@ class Machine:
 
     def ssh(self, user: str = "root") -> list[str]:
         """The words that lead inside."""
-        options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "ConnectTimeout=20", "BatchMode=yes"]
+        options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "ConnectTimeout=60", "BatchMode=yes"]
         words = ["ssh", "-q", "-F", "/dev/null", "-i", str(self._run / "key"), "-p", (self._run / "port").read_text()]
         for option in [*options, "ServerAliveInterval=10", "ServerAliveCountMax=30"]:
             words += ["-o", option]
@@ -79,29 +82,40 @@ class Machine:
         self.wait_up(other_than=before)
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[IO[str]]:
-        """The serial line of the deck at work (``scripts/machine power``), line by line; it outlives a cut."""
+    def at_work(self, *, cold: bool, **given: Any) -> Iterator[IO[str]]:
+        """Switch on the deck at work (``scripts/machine power``), by way of its kernel if ``cold``; what it says."""
+        self._disk("on")
+        subprocess.run([SCRIPT, "on", *(["--cold"] if cold else [])], check=True, timeout=BOOT_SECONDS)
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(BOOT_SECONDS)
             line.connect(str(self._run / "line"))
-            with line.makefile("r", errors="replace") as lines:
+            with line.makefile("rw", errors="replace") as lines:
+                self._monitor("cont")
+                if cold:
+                    lines.readline()  # it is ready; the one whose memory was kept said so long ago
+                lines.write(json.dumps({"at": time.time(), "chance": secrets.token_hex(32), **given}) + "\n")
+                lines.flush()
                 yield lines
 
-    def begin(self) -> None:
-        """Let the deck at work boot, now that somebody listens."""
-        self._monitor("cont")
-
-    def switch_off_and_on(self, how: Cut) -> int:
-        """Stop it dead; returns how many blocks that were not flushed are gone. Nobody waits until it is up again."""
-        self._monitor("stop")
-        lost = 0 if how is None else self._disk("cut" if how == "all" else f"cut {how}")
-        self._monitor("system_reset")
-        self._monitor("cont")
+    def switch_off(self, how: Cut, line: IO[str]) -> int:
+        """End what is at work, dead; returns how many blocks that were not flushed are gone."""
+        if how == "sysrq":
+            line.write("b\n")
+            line.flush()
+            while line.readline():
+                pass  # until qemu ends with the kernel's reset; what was told meanwhile was told too late to count
+        lost = self._disk(f"off {'none' if how == 'sysrq' else how}")
+        subprocess.run([SCRIPT, "off"], check=True, timeout=60)
         return lost
 
-    def disk_lies(self, lies: bool) -> None:
-        """From now on the disk says that it flushed, and does not."""
-        self._disk(f"lie {'on' if lies else 'off'}")
+    def cut_power(self, how: Cut) -> int:
+        """The same for the whole machine: off and on again; returns when it is up."""
+        before = self.boot_id()
+        lost = self._disk(f"off {how}")
+        self._monitor("system_reset")
+        self._disk("on")
+        self.wait_up(other_than=before)
+        return lost
 
     def _disk(self, order: str) -> int:
         with socket.socket(socket.AF_UNIX) as control:

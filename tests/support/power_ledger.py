@@ -1,5 +1,6 @@
 """What the outside knows of a machine whose power is cut, and what it finds wrong afterwards."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,21 @@ class Ledger:
     )  # by name: the last verb that was answered, its mark
     open: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # asked since then, without an answer
     confirmed: int = 1
+    booked: set[int] = field(default_factory=set)
+    rotated: dict[str, int] = field(default_factory=dict)  # by life of the talker: its last line that is in an archive
+    rotations: int = 0
+    shown: dict[str, int] = field(default_factory=dict)  # by life: its last line that a reader was shown after a cut
+    control: int = 0
+    unsynced_lost: Counter[str] = field(default_factory=Counter)
+    blocks_lost: int = 0
     answers: int = 0
     begun: bool = False  # has what was found after the last cut been taken over?
+    heard_faults: list[str] = field(default_factory=list)
+
+    @property
+    def last_event(self) -> int:
+        """The newest that is known."""
+        return max(self.events, default=0)
 
     def hear(self, line: dict[str, Any]) -> None:
         """One line of the workload."""
@@ -29,38 +43,53 @@ class Ledger:
             case {"what": "refused", "name": name}:
                 self.open[name] = []
             case {"what": "event", "id": number, "said": said}:
-                self.events.setdefault(number, said)
+                self.heard_faults += self._of_event(number, said)
+                self.events[number] = said
             case {"what": "confirmed", "below": below}:
                 self.confirmed = max(self.confirmed, below)
+            case {"what": "booked", "id": number}:
+                if number in self.booked:
+                    self.heard_faults.append(f"message {number} is booked again")
+                self.booked.add(number)
+            case {"what": "rotated", "upto": [life, number]} if life:
+                self.rotated[life] = number
+                self.rotations += 1
+            case {"what": "control", "number": number}:
+                self.control = number
 
     def faults(self, found: dict[str, Any]) -> list[str]:
-        """What a power cut must not do, and did; afterwards what was found is what is known."""
-        faults = [
-            f"event {number} was {self.events[number]!r} and is {said!r}"
-            for number, said in found["events"]
-            if self.events.get(number, said) != said
-        ]
+        """What a power cut must not do, and did."""
+        faults, self.heard_faults = self.heard_faults, []
+        for number, said in found["events"]:
+            faults += self._of_event(number, said)
         for name in sorted({*self.wanted, *found["workers"]}):
             faults += self._of_worker(name, found["workers"].get(name))
-        booked = found["booked"]
-        if len(booked) != len(set(booked)):
-            faults.append(f"{len(booked) - len(set(booked))} messages are booked twice")
-        return faults
+        return [*faults, *self._of_messages(found["booked"]), *self._of_log(**found["log"])]
 
     def lost_messages(self, first_poll: int) -> list[str]:
         """A poll below what was confirmed asks for what the other side has forgotten."""
         lost = self.confirmed - first_poll
         return [f"{lost} confirmed messages are lost"] if lost > 0 else []
 
+    def unbooked(self, below: int) -> set[int]:
+        """Messages that the other side has forgotten, and nobody has booked yet."""
+        return {*range(1, below)} - self.booked
+
     def begin_again(self, found: dict[str, Any]) -> None:
         """From here on what was found is what holds."""
-        for number, said in found["events"]:
-            self.events[number] = said
+        self.events |= dict(found["events"])
         self.open.clear()
         self.begun = True
         self.wanted = {
             name: ("start" if one["runs"] else "stop", one["turn"]) for name, one in found["workers"].items()
         }
+        self.booked |= _members(found["booked"]["runs"])
+        self.shown |= {life: last for life, _, last in found["log"]["runs"]}
+        self.unsynced_lost += Counter(kind for kind, number in found["control"].items() if number < self.control)
+
+    def _of_event(self, number: int, said: str) -> list[str]:
+        before = self.events.get(number, said)
+        return [] if before == said else [f"event {number} was {before!r} and is {said!r}"]
 
     def _of_worker(self, name: str, now: dict[str, Any] | None) -> list[str]:
         """Either what was answered last, or one of the verbs that were under way."""
@@ -72,6 +101,34 @@ class Ledger:
             if now["secret"] not in {f"secret of {turn}" for turn in turns}:
                 return [f"{name}: its secret is {now['secret']!r}"]
         return []
+
+    def _of_messages(self, booked: dict[str, Any]) -> list[str]:
+        there, faults = _members(booked["runs"]), []
+        if booked["rows"] != len(there):
+            faults.append(f"{booked['rows'] - len(there)} messages are booked twice")
+        if gone := self.booked - there:
+            faults.append(f"{len(gone)} messages that were booked are not")
+        return faults
+
+    def _of_log(self, runs: list[list[Any]], strange: dict[str, int], full: bool) -> list[str]:
+        """A life is one run of lines; what was rotated or shown before is there, but for the oldest of a full log."""
+        faults = [f"{strange['zeros']} lines of the log are zeros"] if "zeros" in strange else []
+        lives = Counter(life for life, _, _ in runs)
+        faults += [f"the lines of {life} are {count} pieces: {runs}" for life, count in lives.items() if count > 1]
+        known = list(dict.fromkeys([*self.shown, *self.rotated]))
+        oldest = known.index(runs[0][0]) if full and runs and runs[0][0] in known else 0
+        last = {life: last for life, _, last in runs}
+        for life in known[oldest:]:
+            promised = max(self.rotated.get(life, 0), self.shown.get(life, 0))
+            if last.get(life, 0) < promised:
+                faults.append(f"line {promised} of {life} was kept, and the log ends with {last.get(life)}")
+        if not full and any(first != 1 for _, first, _ in runs):
+            faults.append(f"the first lines of a log that is not full are gone: {runs}")
+        return faults
+
+
+def _members(runs: list[list[int]]) -> set[int]:
+    return {number for first, last in runs for number in range(first, last + 1)}
 
 
 def _fits(verb: str, turn: str, now: dict[str, Any] | None) -> bool:

@@ -1,55 +1,97 @@
-"""What runs in the machine whose power is cut: a deck whose verbs are asked all the time, and a feed.
+"""What runs in the machine whose power is cut: a deck whose verbs are asked all the time, a feed, a log that rotates.
 
-Every answer is told to the outside at once, as a line of JSON on the serial line, and kept there: the machine may
-forget what it likes, the ledger does not. At each start the first line tells what is found. ``unsynced`` is the same
-program with every sync taken out: what a checker must catch.
+Every answer is told to the outside at once, as a line of JSON, and kept there: the machine may
+forget what it likes, the ledger does not. At each start the first line tells what is found.
 
-    python power_workload.py DIRECTORY CONSOLE [unsynced]
+    python power_workload.py LINE
+
+With everything loaded it says so and waits for one line, which gives what a machine that is switched on has from
+outside: the time, and chance. Only then is the disk mounted. ``unsynced`` is the same program with every sync taken
+out: what a checker must catch. The line ``b`` is the reset of the kernel itself (sysrq).
 """
 
 import asyncio
 import contextlib
+import fcntl
+import gzip
 import json
+import mmap
 import os
 import random
+import struct
+import subprocess
 import sys
+import threading
+import time
+import uuid
 from pathlib import Path
 from typing import Any
 
-from everdeck import AsyncDeck, disk
+from everdeck import AsyncDeck, Log, Restart, disk
 from everdeck.errors import EverdeckError
 from everdeck.feed import Inbox, consume, poll
+from everdeck.model import EventKind
 from everdeck.registry import Registry
 
 NAMES = ("ada", "bo", "cy", "di")
 FOREVER = ("sleep", "1000")
-FEED_SECONDS = 0.2
+FEED_SECONDS = 0.5
+TALKER = "talker"
+LOG_DIR = Path("state", "workers", TALKER, "log")
+LOG = Log(max_bytes=16_384, keep=12)
+TALK = """
+import os, time
+life, number = os.urandom(4).hex(), 0
+while True:
+    lines = [f"line {life} {number} {'x' * 80}\\n" for number in range(number + 1, number + 6)]
+    os.write(1, "".join(lines).encode())
+    number += 5
+    time.sleep(0.1)
+"""
+CONTROL_SECONDS = 0.2
+BLOCK = 4096
+_RNDADDENTROPY, _RNDRESEEDCRNG = 0x40085203, 0x5207
 
 
 class Line:
-    """The serial line to the outside."""
+    """The line to the outside (a port of virtio-serial)."""
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_NOCTTY)
+        self._fd = os.open(path, os.O_RDWR)
+        self._given = os.fdopen(os.dup(self._fd), "r", encoding="ascii")
 
     def tell(self, **said: Any) -> None:
         """One line; it is outside when this returns, or on its way without us."""
         os.write(self._fd, json.dumps(said).encode() + b"\n")
 
+    def told(self) -> str:
+        """The next line from there; while nobody is there, nothing comes."""
+        while not (line := self._given.readline().strip()):
+            time.sleep(0.05)
+        return line
 
-async def main(directory: Path, line: Line) -> None:
-    """Tell what is there, then work until the power goes."""
+
+async def main(directory: Path, line: Line, after: int) -> None:
+    """Tell what is there, then work until the power goes. Events up to ``after`` are known outside."""
     directory.mkdir(exist_ok=True)
     async with AsyncDeck(directory / "state") as deck:
-        line.tell(what="found", **await _found(deck, directory))
-        feed = asyncio.ensure_future(_feed(directory, line))
-        events = asyncio.ensure_future(_events(deck, line))
-        await asyncio.gather(feed, events, _verbs(deck, line))
+        line.tell(what="found", **await _found(deck, directory, after))
+        command = ("/opt/venv/bin/python", "-SEuc", TALK)
+        await deck.start(TALKER, command, log=LOG, restart=Restart("always"))
+        work = (
+            _feed(directory, line),
+            _events(deck, directory / LOG_DIR, line, after),
+            _verbs(deck, line),
+            _control(directory, line),
+        )
+        await asyncio.gather(*work)
 
 
-async def _found(deck: AsyncDeck, directory: Path) -> dict[str, Any]:
+async def _found(deck: AsyncDeck, directory: Path, after: int) -> dict[str, Any]:
     workers = {}
     for status in await deck.list():
+        if status.name == TALKER:
+            continue
         secret = directory / "state" / "workers" / status.name / "secrets" / "KEY"
         spec = await deck.spec(status.name)
         workers[status.name] = {
@@ -57,16 +99,58 @@ async def _found(deck: AsyncDeck, directory: Path) -> dict[str, Any]:
             "turn": spec.env["TURN"],
             "secret": secret.read_text() if secret.exists() else None,
         }
-    told = [[event.id, f"{event.at} {event.worker} {event.kind}"] for event in await deck.events()]
-    return {"workers": workers, "events": told, "booked": await _booked(directory)}
+    told = [[event.id, f"{event.at} {event.worker} {event.kind}"] for event in await deck.events(after=after)]
+    return {
+        "workers": workers,
+        "events": told,
+        "booked": await _booked(directory),
+        "log": await _log(deck, directory / LOG_DIR),
+        "control": {kind: _controlled(directory / kind) for kind in ("page", "block")},
+    }
 
 
-async def _booked(directory: Path) -> list[int]:
+async def _log(deck: AsyncDeck, log_dir: Path) -> dict[str, Any]:
+    """What a reader is shown: runs of lines without a gap, and what is no line of the talker nor of ours."""
+    with contextlib.suppress(EverdeckError):
+        lines = await deck.logs(TALKER)
+        strange: dict[str, int] = {}
+        runs = _runs((_line(line) for line in lines), strange)
+        full = len(list(log_dir.glob("*.log*"))) >= LOG.keep  # then the oldest lines go
+        return {"runs": runs, "strange": strange, "full": full}
+    return {"runs": [], "strange": {}, "full": False}
+
+
+def _line(line: str) -> tuple[str, int] | str:
+    match line.split(" "):
+        case ["line", life, number, rest] if rest == "x" * 80 and number.isdigit():
+            return life, int(number)
+        case _:
+            return line
+
+
+def _runs(numbers: Any, strange: dict[str, int]) -> list[list[Any]]:
+    """``[[life, first, last], …]`` in the order in which they are found."""
+    runs: list[list[Any]] = []
+    for one in numbers:
+        if isinstance(one, str):
+            if not one.startswith("--- everdeck "):
+                kind = "zeros" if "\0" in one else "torn"
+                strange[kind] = strange.get(kind, 0) + 1
+        elif runs and runs[-1][0] == one[0] and runs[-1][2] + 1 == one[1]:
+            runs[-1][2] += 1
+        else:
+            runs.append([one[0], one[1], one[1]])
+    return runs
+
+
+async def _booked(directory: Path) -> dict[str, Any]:
     if not (directory / "feed.db").exists():
-        return []
+        return {"rows": 0, "runs": []}
     async with Inbox(directory / "feed.db") as inbox, inbox.transaction() as db:
         db.execute("CREATE TABLE IF NOT EXISTS booking (id INTEGER)")
-        return [row[0] for row in db.execute("SELECT id FROM booking ORDER BY rowid")]
+        numbers = [row[0] for row in db.execute("SELECT id FROM booking ORDER BY id")]
+    runs = _runs((("", number) for number in sorted({*numbers})), {})
+    return {"rows": len(numbers), "runs": [run[1:] for run in runs]}
 
 
 async def _verbs(deck: AsyncDeck, line: Line) -> None:
@@ -90,9 +174,47 @@ async def _verbs(deck: AsyncDeck, line: Line) -> None:
         line.tell(what="refused", verb=verb, name=name, turn=mark)
 
 
-async def _events(deck: AsyncDeck, line: Line) -> None:
-    async for event in deck.follow(after=0):
+async def _events(deck: AsyncDeck, log_dir: Path, line: Line, after: int) -> None:
+    async for event in deck.follow(after=after):
         line.tell(what="event", id=event.id, said=f"{event.at} {event.worker} {event.kind}")
+        if event.kind is EventKind.LOG_ROTATED and event.worker == TALKER:
+            line.tell(what="rotated", upto=_last_rotated(log_dir / event.detail["archives"][-1]))
+
+
+def _last_rotated(archive: Path) -> list[Any]:
+    """The last whole line in an archive, which may be compressed by now."""
+    content = archive.read_bytes() if archive.exists() else gzip.decompress(Path(f"{archive}.gz").read_bytes())
+    found = _line(content.rpartition(b"\n")[0].rpartition(b"\n")[2].decode())
+    return list(found) if isinstance(found, tuple) else ["", 0]
+
+
+async def _control(directory: Path, line: Line) -> None:
+    """What nobody syncs, in the page cache and past it in the disk's own: a cut that loses nothing shows here."""
+    number = max(_controlled(directory / "page"), _controlled(directory / "block"))
+    block = mmap.mmap(-1, BLOCK)  # O_DIRECT wants it aligned
+    for kind in ("page", "block"):  # afterwards written in place: of a file that is made anew ext4 syncs the content
+        (directory / kind).write_bytes(_control_block(number))
+    os.sync()
+    past_the_cache = os.open(directory / "block", os.O_WRONLY | os.O_DIRECT)
+    into_it = os.open(directory / "page", os.O_WRONLY)
+    while True:
+        number += 1
+        block[:] = _control_block(number)
+        os.pwrite(into_it, block, 0)
+        os.pwrite(past_the_cache, block, 0)
+        line.tell(what="control", number=number)
+        await asyncio.sleep(CONTROL_SECONDS)
+
+
+def _control_block(number: int) -> bytes:
+    return str(number).encode().ljust(BLOCK)
+
+
+def _controlled(path: Path) -> int:
+    try:
+        return int(path.read_bytes() or b"0")
+    except (FileNotFoundError, ValueError):
+        return 0
 
 
 async def _feed(directory: Path, line: Line) -> None:
@@ -110,6 +232,7 @@ async def _feed(directory: Path, line: Line) -> None:
         async def book(item: Any) -> None:
             async with item.transaction() as db:
                 db.execute("INSERT INTO booking VALUES (?)", (item.value["id"],))
+            line.tell(what="booked", id=item.value["id"])
 
         await consume(poll(new, every=FEED_SECONDS), book, inbox=inbox)
 
@@ -120,7 +243,29 @@ def remove_syncs() -> None:
     Registry.sync = lambda _: None  # type: ignore[method-assign, assignment]
 
 
+def _be_switched_on(at: float, chance: bytes) -> None:
+    time.clock_settime(time.CLOCK_REALTIME, at)
+    with open("/dev/urandom", "wb") as pool:  # noqa: PTH123 - a device
+        fcntl.ioctl(pool, _RNDADDENTROPY, struct.pack("ii", 8 * len(chance), len(chance)) + chance)
+        fcntl.ioctl(pool, _RNDRESEEDCRNG)
+    # A boot id is as old as the memory that was kept: this one is of the moment that the machine was switched on.
+    Path("/run/boot_id").write_text(f"{uuid.UUID(bytes=chance[:16])}\n")
+    subprocess.run(["mount", "--bind", "/run/boot_id", "/proc/sys/kernel/random/boot_id"], check=True)
+    subprocess.run(["mount", "-t", "ext4", "/dev/vdb", "/data"], check=True)
+
+
+def _obey(line: Line) -> None:
+    while True:
+        if line.told() == "b":
+            Path("/proc/sysrq-trigger").write_text("b")
+
+
 if __name__ == "__main__":
-    if "unsynced" in sys.argv[3:]:
+    talk = Line(sys.argv[1])
+    talk.tell(what="ready")
+    given = json.loads(talk.told())
+    _be_switched_on(given["at"], bytes.fromhex(given["chance"]))
+    if given["unsynced"]:
         remove_syncs()
-    asyncio.run(main(Path(sys.argv[1]), Line(sys.argv[2])))
+    threading.Thread(target=_obey, args=(talk,), daemon=True).start()
+    asyncio.run(main(Path("/data", given["place"]), talk, given["after"]))

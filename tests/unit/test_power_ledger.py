@@ -15,7 +15,12 @@ def _told(*lines: dict[str, Any]) -> Ledger:
 
 
 def _found(**workers: dict[str, Any]) -> dict[str, Any]:
-    return {"workers": workers, "events": [], "booked": [1, 2]}
+    log = {"runs": [], "strange": {}, "full": False}
+    return {"workers": workers, "events": [], "booked": {"rows": 2, "runs": [[1, 2]]}, "log": log, "control": {}}
+
+
+def _log(*runs: list[Any], strange: dict[str, int] | None = None, full: bool = False) -> dict[str, Any]:
+    return {**_found(), "log": {"runs": runs, "strange": strange or {}, "full": full}}
 
 
 def _worker(turn: str, *, runs: bool = True, secret: str | None = "") -> dict[str, Any]:
@@ -51,6 +56,8 @@ def test_a_number_that_means_two_things_is_found() -> None:
     assert ledger.faults(_found()) == []
     assert ledger.faults({**_found(), "events": [[7, "ada started"]]}) == []
     assert "event 7" in ledger.faults({**_found(), "events": [[7, "bo stopped"]]})[0]
+    ledger.hear({"what": "event", "id": 7, "said": "cy started"})
+    assert "event 7" in ledger.faults(_found())[0], "also where it is only told, and gone when somebody looks"
 
 
 def test_lost_and_doubled_messages_are_found() -> None:
@@ -58,4 +65,36 @@ def test_lost_and_doubled_messages_are_found() -> None:
     ledger = _told({"what": "confirmed", "below": 10})
     assert ledger.lost_messages(10) == []
     assert "3 confirmed" in ledger.lost_messages(7)[0]
-    assert "booked twice" in ledger.faults({**_found(), "booked": [1, 2, 2]})[0]
+    assert "booked twice" in ledger.faults({**_found(), "booked": {"rows": 3, "runs": [[1, 2]]}})[0]
+    ledger.hear({"what": "booked", "id": 3})
+    assert "not" in ledger.faults(_found())[0]
+    assert ledger.unbooked(5) == {1, 2, 4}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        _log(),
+        _log(["a", 1, 8]),
+        _log(["a", 1, 4], ["a", 6, 20]),
+        _log(["a", 1, 12], ["a", 10, 20]),
+        _log(["a", 2, 20]),
+        _log(["a", 1, 20], strange={"zeros": 1}),
+        _log(["b", 1, 20], full=False),
+    ],
+    ids=["gone", "rotated-line-gone", "gap", "twice", "front-gone", "zeros", "another-life"],
+)
+def test_a_log_that_lost_what_was_rotated_is_found(found: dict[str, Any]) -> None:
+    """The end of a log may be lost with the power; a line that was rotated may not, nor may one be shown twice."""
+    ledger = _told({"what": "rotated", "upto": ["a", 9]})
+    for sound in (_log(["a", 1, 9]), _log(["a", 1, 30], ["b", 1, 2], strange={"torn": 1})):
+        assert ledger.faults(sound) == []
+    assert ledger.faults(_log(["b", 5, 20], full=True)), "a life that nobody heard of does not excuse the others"
+    assert ledger.faults(found)
+
+
+def test_the_oldest_lines_of_a_full_log_may_go() -> None:
+    """Their archives are pruned; the others stay."""
+    ledger = _told({"what": "rotated", "upto": ["a", 9]}, {"what": "rotated", "upto": ["b", 5]})
+    assert ledger.faults(_log(["b", 3, 7], full=True)) == []
+    assert ledger.faults(_log(["b", 3, 4], full=True))
