@@ -669,6 +669,13 @@ def test_one_workers_backoff_or_grace_delays_nobody(state: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_opening_takes_as_long_as_its_recovery(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patience is with an owner that says nothing; on a slow disk one's own recovery may take minutes."""
+    monkeypatch.setattr("everdeck.deck.membership._PATIENCE_SECONDS", 0.0)
+    with Deck(state) as deck:
+        assert deck.list() == []
+
+
 def test_a_second_owner_is_told_who_owns_the_deck(state: Path) -> None:
     """Who does not want to join gets DeckOwned with the owner's pid, and the owner is as before."""
     with Deck(state) as deck:

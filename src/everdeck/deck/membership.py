@@ -82,8 +82,7 @@ class Membership:
         _open_memberships.add(self)
         descriptors.grow(descriptors.MANY)  # now, and not on the way of a takeover
         try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                await self._settle()
+            await self._settle(asyncio.get_running_loop().time() + _PATIENCE_SECONDS)
         except TimeoutError:
             raise DeckOwned(str(self.state_dir), _pid_of_owner(self.state_dir)) from None
         if self.owner is None:
@@ -219,22 +218,23 @@ class Membership:
             loop = asyncio.get_running_loop()
             self._fetching = loop.run_in_executor(None, handover.fetch, self.state_dir, word)
 
-    async def _settle(self) -> None:
-        """Become the owner, or a member of somebody who answers."""
+    async def _settle(self, give_up_at: float | None = None) -> None:
+        """Become the owner, or a member of somebody who answers; who owns it takes as long as its recovery does."""
         vacancy: Vacancy | None = None
         try:
-            while not self._closed and not await self._owned_or_reached():
+            while not self._closed and not await self._owned_or_reached(give_up_at):
                 # Somebody has the lock and does not listen: it is on its way in or out.
                 if vacancy is None:
                     vacancy = Vacancy(self.state_dir)  # and look once more: from now on it is heard
                 else:
-                    await _told(vacancy)
+                    async with asyncio.timeout_at(give_up_at):
+                        await _told(vacancy)
         finally:
             self._changed.set()
             if vacancy is not None:  # whoever asks now need not wait until the kernel has let go of it
                 self._put_away = asyncio.get_running_loop().run_in_executor(None, vacancy.close)
 
-    async def _owned_or_reached(self) -> bool:
+    async def _owned_or_reached(self, give_up_at: float | None) -> bool:
         handed_on = None if self._fetching is None else await asyncio.shield(self._fetching)
         self._fetching = None
         try:
@@ -248,9 +248,10 @@ class Membership:
         finally:
             self._taking = False
         with contextlib.suppress(OSError, LineLost):
-            line = await Line.reach(self.state_dir, _program(), member=True, offered=self._offered)
-            self.line, self._welcome = line, line.welcomed.result()
-            return True
+            async with asyncio.timeout_at(give_up_at):
+                line = await Line.reach(self.state_dir, _program(), member=True, offered=self._offered)
+                self.line, self._welcome = line, line.welcomed.result()
+                return True
         return False
 
 
