@@ -1,10 +1,14 @@
 """What was answered is on the disk, and no event id means two things, though a power cut takes back commits."""
 
+import contextlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from everdeck import Deck, config, disk
@@ -131,6 +135,27 @@ def test_an_answer_comes_after_its_sync_and_nothing_waits_longer_than_a_second(d
     waits = [one.at - one.written_at for one in syncs if one.written_at is not None]
     assert waits
     assert max(waits) < 30, "a second, and more only because the machine is busy"
+
+
+def test_the_log_tells_where_a_power_cut_may_have_taken_lines(tmp_path: Path) -> None:
+    """The page cache is gone without a trace: the mark of a worker's end says that it ended with the machine."""
+    state = tmp_path / "state"
+    with Deck(state) as deck:
+        pid = deck.start("ada", FOREVER).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    with contextlib.closing(Registry.open(state / "deck.db")) as registry:
+        [record] = registry.records()
+        assert record.identity is not None
+        earlier = msgspec.structs.replace(record.identity, boot_id="an earlier one")
+        registry.save(msgspec.structs.replace(record, identity=earlier))
+    with Deck(state) as deck:
+        said = deck.logs("ada")
+        [ended] = [event for event in deck.events() if event.kind in {EventKind.EXITED, EventKind.CRASHED}]
+        deck.stop("ada")
+    assert any(f"ended pid={pid} with the machine: what it wrote last may not have reached" in line for line in said)
+    assert "switched off or booted anew" in ended.detail["why_unknown"]
 
 
 def test_the_file_says_what_an_answer_survives(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ _log: Final = logging.getLogger("everdeck.deck")
 
 _EXIT_PATIENCE_SECONDS: Final = 5.0  # how long an adopted worker's new parent may take to reap it
 _NEVER_RAN: Final = exits.from_wait_status(127 << 8)
+# A power cut leaves no trace where it took lines from the end of a log, so the mark after them tells of it.
+_WITH_THE_MACHINE: Final = "with the machine: what it wrote last may not have reached the disk"
 _ILL: Final = exits.from_wait_status(signal.SIGKILL)
 
 
@@ -170,8 +172,9 @@ class Healing:
         if ended.phase is State.FAILED:
             why = {} if ended.reason is None else {"reason": ended.reason}
             events.append((EventKind.FAILED, {"crashes": max(len(ended.crash_times), ended.unready), **why}))
+        how = _WITH_THE_MACHINE if _is_of_another_boot(worker.record) else str(ended.exit)
         parts.note([(worker, ended, events)])
-        logfiles.mark(parts.engine.log_dir(ended.name), f"ended pid={pid} {ended.exit}")
+        logfiles.mark(parts.engine.log_dir(ended.name), f"ended pid={pid} {how}")
         self._ending.let_go(worker)
 
     # --- later --------------------------------------------------------------------------------------------------
@@ -315,7 +318,13 @@ def _kernel_kills(worker: Worker) -> int:
     return 0 if worker.record.cgroup is None else controllers.oom_kills(worker.record.cgroup)
 
 
+def _is_of_another_boot(record: WorkerRecord) -> bool:
+    return record.identity is not None and record.identity.boot_id != ids.boot_id()
+
+
 def _why_unknown(worker: Worker) -> str:
+    if _is_of_another_boot(worker.record):
+        return "it ended with the machine, which was switched off or booted anew"
     if worker.pidfd is None:
         return "it ended while nobody watched"
     if not exits.pidfds_tell():
