@@ -21,7 +21,9 @@ from typing import Final
 from everdeck.crashpoints import crash_point
 
 # The answers of a file without a disk behind it (a pipe, some network and FUSE file systems): nothing to wait for.
-_HAS_NO_DISK: Final = (errno.EINVAL, errno.ENOSYS, errno.EROFS)
+# Not EROFS: so ext4 answers once its disk has failed and it gave up writing. (A file system that was mounted read-only
+# says that all is well.)
+_HAS_NO_DISK: Final = (errno.EINVAL, errno.ENOSYS)
 # statfs(2): ext2 to ext4, XFS, Btrfs, F2FS, ZFS, bcachefs, squashfs, tmpfs, ramfs, overlayfs.
 _NEAR: Final = frozenset(
     (0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0xCA451A4E, 0x73717368, 0x01021994, 0x858458F6, 0x794C7630)

@@ -15,7 +15,7 @@ from support.machine import Cut, Machine
 from support.power_ledger import Ledger
 
 CUTS = int(os.environ.get("EVERDECK_CUTS", "6"))
-ANSWERS = 5  # between two cuts, at least
+ANSWERS = 20  # between two cuts, at most
 MORE_LINES = 30  # and up to as many lines of any kind: a cut comes at any moment
 COLD_EVERY = 20  # a boot by way of the kernel, after its own reset
 BOOKED_SECONDS = 900
@@ -57,8 +57,8 @@ def _cut_again_and_again(machine: Machine, cuts: int, place: str) -> tuple[Ledge
                 faults += _what_stays_unbooked(ledger, told)
                 machine.switch_off("none", line)
                 break
-            before = ledger.answers
-            while ledger.answers - before < ANSWERS:
+            enough = ledger.answers + chance.randint(3, ANSWERS)
+            while ledger.answers < enough:
                 ledger.hear(next(told))
             for _ in range(chance.randrange(MORE_LINES)):
                 ledger.hear(next(told))

@@ -1,6 +1,7 @@
 """What was answered is on the disk, and no event id means two things, though a power cut takes back commits."""
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -101,6 +102,17 @@ def test_a_replaced_file_stays_as_it_was_when_the_disk_refuses(tmp_path: Path, m
         disk.replace_file(target, b"new")
     assert [entry.name for entry in tmp_path.iterdir()] == ["secret"]
     assert target.read_bytes() == b"old"
+
+
+def test_a_file_system_that_gave_up_is_no_file_without_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once its disk has failed ext4 refuses every sync with EROFS: nothing may be answered as safe then."""
+
+    def refuse(_fd: int) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("os.fdatasync", refuse)
+    with pytest.raises(OSError, match="Read-only"):
+        disk.replace_file(tmp_path / "secret", b"new")
 
 
 @pytest.mark.parametrize("durability", ["power", "process"])

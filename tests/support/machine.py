@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import shlex
+import signal
 import socket
 import subprocess
 import time
@@ -99,13 +100,15 @@ class Machine:
 
     def switch_off(self, how: Cut, line: IO[str]) -> int:
         """End what is at work, dead; returns how many blocks that were not flushed are gone."""
+        pid = int((self._run / "qemu.part").read_text().split()[0])
         if how == "sysrq":
             line.write("b\n")
             line.flush()
-            while line.readline():
-                pass  # until qemu ends with the kernel's reset; what was told meanwhile was told too late to count
+            self.until("the kernel resets, and qemu ends with it", lambda: not _is_alive(pid))
+        else:
+            os.kill(pid, signal.SIGSTOP)  # not by its monitor, which would flush first; from here on nothing is told
         lost = self._disk(f"off {'none' if how == 'sysrq' else how}")
-        subprocess.run([SCRIPT, "off"], check=True, timeout=60)
+        subprocess.run([SCRIPT, "off"], check=True, timeout=COMMAND_SECONDS)
         return lost
 
     def cut_power(self, how: Cut) -> int:
@@ -135,6 +138,13 @@ class Machine:
                 lines.flush()
             while "return" not in json.loads(lines.readline()):
                 pass  # events in between
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def from_environment() -> Machine | None:

@@ -43,9 +43,9 @@ TALK = """
 import os, time
 life, number = os.urandom(4).hex(), 0
 while True:
-    lines = [f"line {life} {number} {'x' * 80}\\n" for number in range(number + 1, number + 6)]
+    lines = [f"line {life} {number} {'x' * 80}\\n" for number in range(number + 1, number + 31)]
     os.write(1, "".join(lines).encode())
-    number += 5
+    number += 30
     time.sleep(0.1)
 """
 CONTROL_SECONDS = 0.2
@@ -112,7 +112,7 @@ async def _found(deck: AsyncDeck, directory: Path, after: int) -> dict[str, Any]
 async def _log(deck: AsyncDeck, log_dir: Path) -> dict[str, Any]:
     """What a reader is shown: runs of lines without a gap, and what is no line of the talker nor of ours."""
     with contextlib.suppress(EverdeckError):
-        lines = await deck.logs(TALKER)
+        lines = await deck.logs(TALKER, lines=None)
         strange: dict[str, int] = {}
         runs = _runs((_line(line) for line in lines), strange)
         full = len(list(log_dir.glob("*.log*"))) >= LOG.keep  # then the oldest lines go
