@@ -18,7 +18,8 @@ ECHO = ["sh", "-c", "echo hello from a pod; exec sleep 1000"]
 
 def test_an_agent_lists_starts_reads_and_stops(namespace: str) -> None:
     """The SDK's own client over standard input and output; the same answers as on one box."""
-    words = ["-P", "-m", "everdeck.cli", "--state", f"kubernetes:{namespace}", "mcp", "--allow", "operate"]
+    words = ["-P", "-m", "everdeck.cli", "--state", f"kubernetes:{namespace}", "mcp"]
+    words += ["--allow", "operate", "--commands", "sh -c *"]
     server = mcp.StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ))
 
     async def says(asked: Awaitable[str]) -> bool:

@@ -3,6 +3,7 @@
 import mmap
 import os
 import re
+from datetime import UTC, datetime
 
 import msgspec
 import pytest
@@ -10,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everdeck.cluster.api import Api
-from everdeck.cluster.fence import Deadline
+from everdeck.cluster.fence import STATUS_ANNOTATION, Deadline
 from everdeck.cluster.lease import Seen, Terms, Watched, may_take_at, watched
 from everdeck.cluster.mirror import Mirror
 from everdeck.cluster.naming import LONGEST, name_of, object_name
 from everdeck.cluster.objects import Settings, check, dependents, spec_of, stateful_set
+from everdeck.cluster.observe import Objects, status_of
 from everdeck.cluster.rescue import Rescue, is_ready
 from everdeck.errors import LimitUnavailable, SpecError
-from everdeck.model import Limits, Secret, WorkerName, WorkerSpec, worker_name
+from everdeck.model import Killed, Limits, Secret, State, WorkerName, WorkerSpec, WorkerStatus, worker_name
 
 pytestmark = pytest.mark.unit
 
@@ -158,6 +160,20 @@ def test_a_node_that_is_not_known_does_not_answer() -> None:
     assert not is_ready(None)
     assert is_ready({"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
     assert not is_ready({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}})
+
+
+# --- how a worker is ----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_rests_for_its_lease_has_not_ended() -> None:
+    """Its fence stopped it and starts it again: whoever waits for its end (a hub, a program) is told to wait."""
+    wanted = stateful_set(_name(), WorkerSpec(("bot",)), SETTINGS, start="s", replicas=1)
+    report = {"status": WorkerStatus(_name(), State.STOPPED, exit=Killed(15)), "start": "s"}
+    told = {"metadata": {"annotations": {STATUS_ANNOTATION: msgspec.json.encode(report).decode()}}}
+
+    assert status_of(Objects(wanted, _pod(), told), datetime.now(UTC)).state is State.STARTING
+    wanted["spec"]["replicas"] = 0
+    assert status_of(Objects(wanted, None, told), datetime.now(UTC)).state is State.STOPPED
 
 
 # --- objects ------------------------------------------------------------------------------------------------------

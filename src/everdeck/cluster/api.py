@@ -68,6 +68,7 @@ class Api:
         self.namespace = namespace
         self.requests = 0
         self._client: Any = None
+        self._entered: dict[str, set[aiohttp.ClientWebSocketResponse]] = {}
 
     async def connect(self) -> Self:
         """As the pod that we run in, or as kubeconfig says."""
@@ -194,10 +195,16 @@ class Api:
         except (OSError, _client_error()) as error:
             raise ClientError(f"pod {pod} cannot be entered: {error}") from error
         _keep_alive(channels.get_extra_info("socket"))
+        self._entered.setdefault(pod, set()).add(channels)
         try:
             yield channels
         finally:
+            self._entered.get(pod, set()).discard(channels)
             await channels.close()
+
+    async def leave(self, pod: str) -> None:
+        """End every command in a pod that is gone: a node that lost power does not hang up."""
+        await asyncio.gather(*(channels.close() for channels in self._entered.pop(pod, ())))
 
     async def _prepared(self, method: str, path: str, body: Any) -> "tuple[dict[str, str], str, aiohttp.ClientSession]":
         _, url, headers, _, _ = await self._client.param_serialize(

@@ -119,7 +119,8 @@ class ClusterDeck:
         self._log = EventLog(api)
         self._changed = asyncio.Condition()
         self._sets = Mirror(api, "StatefulSet", WORKER_LABEL, self._wake)
-        self._pods = Mirror(api, "Pod", WORKER_LABEL, self._wake)
+        self._pods = Mirror(api, "Pod", WORKER_LABEL, self._pods_changed)
+        self._pod_uids: dict[str, str] = {}
         self._leases = Mirror(api, "Lease", WORKER_LABEL, self._leases_changed)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._untold: set[str] = set()
@@ -191,6 +192,15 @@ class ClusterDeck:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+    def _pods_changed(self) -> None:
+        """Whoever speaks with a pod that was replaced would wait for its node; the next one is there to be asked."""
+        before = self._pod_uids
+        self._pod_uids = {name: pod["metadata"]["uid"] for name, pod in self._pods.objects.items()}
+        for name, uid in before.items():
+            if self._pod_uids.get(name) != uid:
+                self._background(self._api.leave(name))
+        self._wake()
 
     def _leases_changed(self) -> None:
         self._untold.update(self._leases.objects)

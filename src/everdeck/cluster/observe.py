@@ -109,6 +109,9 @@ def status_of(objects: Objects, now: datetime) -> WorkerStatus:
     if silent is not None:
         text = f"node {objects.node} has not been heard of for {silent:.0f} s"
         return msgspec.structs.replace(known, **common, state=State.UNHEALTHY, status_text=text)
+    if known.state is State.STOPPED and report.fault is None:  # by its fence, not by a verb: it is wanted
+        text = "rests until its pod can renew the Lease"
+        return msgspec.structs.replace(known, **resting, state=State.STARTING, status_text=text)
     uptime = (now - known.started_at).total_seconds() if known.started_at and known.state.is_live else None
     return msgspec.structs.replace(known, **common, uptime_seconds=uptime)
 
