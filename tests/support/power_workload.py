@@ -78,13 +78,11 @@ async def main(directory: Path, line: Line, after: int) -> None:
         line.tell(what="found", **await _found(deck, directory, after))
         command = ("/opt/venv/bin/python", "-SEuc", TALK)
         await deck.start(TALKER, command, log=LOG, restart=Restart("always"))
-        work = (
-            _feed(directory, line),
-            _events(deck, directory / LOG_DIR, line, after),
-            _verbs(deck, line),
-            _control(directory, line),
-        )
-        await asyncio.gather(*work)
+        async with asyncio.TaskGroup() as work:  # what one of them raises is on the console, and ends the others
+            work.create_task(_feed(directory, line))
+            work.create_task(_events(deck, directory / LOG_DIR, line, after))
+            work.create_task(_verbs(deck, line))
+            work.create_task(_control(directory, line))
 
 
 async def _found(deck: AsyncDeck, directory: Path, after: int) -> dict[str, Any]:
@@ -178,7 +176,8 @@ async def _events(deck: AsyncDeck, log_dir: Path, line: Line, after: int) -> Non
     async for event in deck.follow(after=after):
         line.tell(what="event", id=event.id, said=f"{event.at} {event.worker} {event.kind}")
         if event.kind is EventKind.LOG_ROTATED and event.worker == TALKER:
-            line.tell(what="rotated", upto=_last_rotated(log_dir / event.detail["archives"][-1]))
+            with contextlib.suppress(FileNotFoundError):  # an old event: its archive is pruned
+                line.tell(what="rotated", upto=_last_rotated(log_dir / event.detail["archives"][-1]))
 
 
 def _last_rotated(archive: Path) -> list[Any]:
