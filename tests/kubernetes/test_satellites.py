@@ -1,13 +1,12 @@
 """Satellites in pods: nothing that came in is lost when a node dies, and one of them polls at a time."""
 
+import contextlib
 import threading
 from collections import Counter
 from itertools import groupby
 
-import pytest
-
 from everdeck import Deck, Satellite, Secret
-from everdeck.errors import ClientError
+from everdeck.errors import ClientError, DeckClosed
 from everdeck.testing.telegram import TelegramServer
 from support.cluster_machines import SERVER_ADDRESS, Cluster, Operator, until
 
@@ -24,6 +23,10 @@ class _Program:
         self._thread.start()
 
     def _run(self) -> None:
+        with contextlib.suppress(DeckClosed):  # the end of the test
+            self._answer()
+
+    def _answer(self) -> None:
         for message in self._messages:
             try:
                 with message:
@@ -33,14 +36,8 @@ class _Program:
             self.handled[message.text] += 1
 
 
-@pytest.mark.parametrize("harm", ["power-off", "partition"])
-def test_no_update_is_lost_when_a_node_dies(
-    deck: Deck, cluster: Cluster, namespace: str, operator: Operator, harm: str
-) -> None:
-    """300 updates before, during and after it: all handled, all answered, by one poller at a time.
-
-    A node that is cut off hangs up on nobody, so the program that reads must find the next pod by itself.
-    """
+def test_no_update_is_lost_when_a_node_dies(deck: Deck, cluster: Cluster, namespace: str, operator: Operator) -> None:
+    """300 updates before, during and after a power cut: all handled, all answered, by one poller at a time."""
     with TelegramServer(host=SERVER_ADDRESS) as bot:
         deck.start("tg", Satellite.telegram(Secret(bot.token), base_url=bot.url, first_run="take"))
         program = _Program(deck)
@@ -48,7 +45,7 @@ def test_no_update_is_lost_when_a_node_dies(
             bot.say(f"m{number}", chat_id=1 + number % 7)
         until(lambda: len(program.handled) >= 50, "half of the first hundred")
 
-        cluster.do(harm, cluster.node_of(namespace, "tg"))
+        cluster.do("power-off", cluster.node_of(namespace, "tg"))
         for number in range(100, 200):
             bot.say(f"m{number}", chat_id=1 + number % 7)
         until(lambda: len({poll.peer.rpartition(":")[0] for poll in bot.polls()}) > 1, "the next pod polls")
@@ -60,7 +57,7 @@ def test_no_update_is_lost_when_a_node_dies(
         pollers = [poll.peer.rpartition(":")[0] for poll in bot.polls()]
         assert len(list(groupby(pollers))) == len(set(pollers)) == 2, "two polled at the same time"
         twice = sum(count - 1 for count in program.handled.values())
-        print(f"telegram across a {harm}: 0 of {UPDATES} lost, {twice} handled twice", flush=True)
+        print(f"telegram across a power cut: 0 of {UPDATES} lost, {twice} handled twice", flush=True)
 
         feed = deck.feed("tg")
         assert (feed.kind, feed.waiting, feed.dead) == ("telegram", 0, 0)
