@@ -58,6 +58,24 @@ def fill(place: Path) -> Path:
     return filler
 
 
+def test_a_deck_is_taken_over_though_the_disk_is_full(tmp_path: Path) -> None:
+    """The owner was killed and not a byte is free: the next one opens from the reserve, and can stop who filled it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    place = tmp_path / "disk"
+    place.mkdir()
+    with mounted(place, ["-t", "tmpfs", "-o", "size=16m", "none"]):
+        state = place / "state"
+        with owner(state) as manager:
+            pid = manager.ask("start", "greedy", FOREVER)["pid"]
+            manager.kill()
+        filler = fill(place)
+        with Deck(state) as deck:
+            assert deck.status("greedy").pid == pid
+            assert deck.stop("greedy").state is State.STOPPED
+            filler.unlink()
+
+
 def test_the_worker_that_fills_the_disk_can_be_stopped(small_disk: Path) -> None:
     """Signals need no disk; what is true is shown at once and recorded when there is room again."""
     state = small_disk / "state"

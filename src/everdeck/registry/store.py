@@ -181,6 +181,7 @@ class Registry:
         ``boot_id`` names this boot of the machine: in another one the last events may be lost, and their ids are not
         given anew.
         """
+        _make_room_if_full(path)
         try:
             registry = cls._open(path)
         except _Corrupt as err:
@@ -410,6 +411,14 @@ class Registry:
         """Nobody asks again for what is as old as that."""
         with _translated(self.path):
             self.connection.execute(_sql("forget_requests"), {"before": before})
+
+
+def _make_room_if_full(path: Path) -> None:
+    """Whoever opens the deck has to write; on a full disk the reserve is for that, or nobody could take it over."""
+    with contextlib.suppress(OSError):  # there is no reserve: what is refused will say why
+        room = os.statvfs(path.parent)
+        if room.f_bavail * room.f_frsize < _RESERVE_BYTES:
+            os.truncate(f"{path}{_RESERVE_SUFFIX}", 0)
 
 
 def read_only(path: Path) -> Registry:
