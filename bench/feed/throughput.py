@@ -1,6 +1,6 @@
 """How fast a durable bot is beside a stock one, in every mode of both libraries, and how much memory a backlog takes.
 
-    python bench/feed/throughput.py [--quick] [--turns 5] [--only MODE …] [--steady] [--skip speed|latency|memory …]
+    python bench/feed/throughput.py [--quick] [--turns 3] [--only MODE …] [--steady] [--skip speed|latency|memory …]
 
 The handlers do nothing, so all that is measured is the library and the feed. Stock and durable take turns against the
 same server, which runs in a process of its own; each turn's pair is compared by itself, by the clock and by the bot's
@@ -361,7 +361,7 @@ def main() -> int:
     """Print the tables; 1 if something wanted was not reached."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one turn each, numbers are rough")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--only", nargs="+", default=[], help="modes whose library and name contain one of these")
     parser.add_argument("--skip", nargs="+", default=[], choices=["speed", "latency", "memory"])
     parser.add_argument("--steady", action="store_true", help="real-time priority for all, on a machine that is shared")
