@@ -556,10 +556,19 @@ def test_a_lock_that_somebody_else_holds_is_a_conflict(state: Path) -> None:
         deck.stop_all()
 
 
-def test_a_foreign_process_is_taken_over_without_stopping_it(state: Path, tmp_path: Path) -> None:
-    """adopt: the same pid, shown and watched; when it dies it is started again from its command line."""
+def test_a_foreign_process_is_taken_over_without_stopping_it(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """adopt: the same pid, shown and watched; when it dies it is started again from its command line.
+
+    Right after its exec a process has no command line yet: it is waited for.
+    """
     import subprocess
 
+    too_early, read = [b"", b""], ids.read_proc
+    monkeypatch.setattr(
+        ids, "read_proc", lambda pid, name: too_early.pop() if name == "cmdline" and too_early else read(pid, name)
+    )
     foreign = subprocess.Popen(FOREVER, cwd=tmp_path, start_new_session=True)
     try:
         with Deck(state) as deck:

@@ -119,5 +119,12 @@ class Nursery:
 
 def wait_readable(fd: int) -> None:
     """Wait for the fact behind a descriptor; fails loudly."""
-    ready, _, _ = select.select([fd], [], [], DEADLINE_SECONDS)
-    assert ready, f"nothing happened in {DEADLINE_SECONDS} s"
+    assert ready_among([fd], DEADLINE_SECONDS), f"nothing happened in {DEADLINE_SECONDS} s"
+
+
+def ready_among(fds: Sequence[int], seconds: float) -> list[int]:
+    """Those of the descriptors that have something to tell, or get it in that time."""
+    poller = select.poll()  # not select(): a pidfd of ours has a number near 1,024, or above
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    return [fd for fd, _ in poller.poll(seconds * 1000)]

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -267,8 +266,7 @@ def _kill_and_wait(pid: int, number: int = signal.SIGKILL) -> None:
         return
     try:
         ids.send_signal(pidfd, number)
-        ready, _, _ = select.select([pidfd], [], [], PATIENCE_SECONDS)
-        if not ready:
+        if not ids.is_readable(pidfd, PATIENCE_SECONDS):
             raise _TourFailed(f"pid {pid} did not end")
     finally:
         os.close(pidfd)

@@ -59,7 +59,7 @@ from everdeck.deck.observe import (
 )
 from everdeck.deck.parts import Parts
 from everdeck.deck.recovery import Recovery
-from everdeck.deck.starting import Launch, Starting
+from everdeck.deck.starting import Launch, Starting, laid_out
 from everdeck.deck.watch import DeathWatch
 from everdeck.deck.worker import Worker
 from everdeck.errors import (
@@ -676,6 +676,7 @@ class Owner(MessageVerbs):
                 return self._status(self._known(key))
             if known is not None and known.has_process:
                 raise SpecChanged(key, ("pid",))
+            await laid_out(pid)
             worker = self._starting.adopt_stranger(key, pid, fields)
             worker.on_death = self._healing.died
             parts.workers[key] = worker

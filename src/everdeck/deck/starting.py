@@ -66,6 +66,8 @@ class Launch:
 
 _MOST_UNDER_WAY: Final = 16
 """How many starts may wait for the crew: each has its log and its lock open meanwhile."""
+_LAYOUT_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.001
 _AWAY_SECONDS: Final = 0.03
 """For how long a group may keep the loop from everybody else: deaths, notifications and requests wait meanwhile."""
 
@@ -602,6 +604,19 @@ def leader_by_lock(lock_path: Path) -> tuple[int, Identity] | None:
                 return pidfd, identity
             os.close(pidfd)
     return None
+
+
+async def laid_out(pid: int) -> None:
+    """Return when it has a command line: after an exec it has none until the kernel has laid the new program out.
+
+    Whoever started it hears of the exec before that. A kernel thread and a zombie have no program and never get one.
+    """
+    deadline = monotonic() + _LAYOUT_SECONDS
+    with contextlib.suppress(KernelError, OSError):
+        while not ids.read_proc(pid, "cmdline") and os.readlink(f"/proc/{pid}/exe"):  # noqa: PTH115 - a kernel file
+            if monotonic() > deadline:
+                return
+            await asyncio.sleep(_LOOK_SECONDS)  # noqa: TID251 - the kernel gives no sign of it
 
 
 def spec_from_process(pid: int, fields: dict[str, Any]) -> WorkerSpec:
