@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -379,6 +379,33 @@ def test_a_reader_in_a_program_with_many_files_hears_of_a_death(state: Path, run
         until(lambda: any(file._watched for file in reader._files.values()), "the other reader is watched")
         other.kill()
         assert waiting.result(60).attempt == 2
+
+
+def test_a_close_in_the_moment_of_a_look_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bell of a close is taken together with the one before it: the thread ends all the same."""
+    take, reader, begun = os.eventfd_read, Reader(), threading.Event()
+
+    def taken_late(fd: int) -> int:
+        if not begun.is_set():
+            begun.set()
+            closer.start()
+            until(lambda: reader._closed, "the close has begun")
+            until(lambda: both_rang(fd), "the wish and the close have rung")
+        return take(fd)
+
+    def both_rang(fd: int) -> bool:
+        with reader._lock, suppress(BlockingIOError):  # nobody rings meanwhile
+            rung = take(fd)
+            os.eventfd_write(fd, rung)
+            return rung > 1
+        return False
+
+    closer = threading.Thread(target=reader.close, daemon=True)
+    monkeypatch.setattr(os, "eventfd_read", taken_late)
+    with pytest.raises(BaseException):  # noqa: B017, PT011 - however a wish of a closed reader ends
+        reader.get_now(60)
+    closer.join(60)
+    assert not closer.is_alive()
 
 
 def test_a_closed_reader_writes_into_nobodys_file(state: Path) -> None:

@@ -207,9 +207,11 @@ class Reader:
         poll.register(self._wake_fd, select.POLLIN)
         renew_at = monotonic() + RENEW_SECONDS
         try:
-            while not self._closed:
+            while True:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake_fd)
+                if self._closed:  # looked at after the bell was taken: a close in between has rung it in vain
+                    break
                 self._open_new(poll)
                 self._carry_out()
                 wait = min(self._give_back(), self._hand_out(poll))
