@@ -43,7 +43,6 @@ from everdeck.kernel.escalation import Subject
 from everdeck.model import EventKind, Exited, Identity, Killed, State, UnknownExit, WorkerName, WorkerSpec
 from everdeck.registry import WorkerRecord
 from everdeck.registry.store import encoded_spec
-from everdeck.statedir import LOG
 
 _log: Final = logging.getLogger("everdeck.deck")
 
@@ -64,8 +63,9 @@ class Launch:
     failure: BaseException | None = None
 
 
-_MOST_UNDER_WAY: Final = 16
-"""How many starts may wait for the crew: each has its log and its lock open meanwhile."""
+_MOST_UNDER_WAY: Final = 4
+"""How many starts may wait for the crew: each has its log and its lock open meanwhile, and others get the loop only
+when they are over. The crew needs no more than the next one to be always at work."""
 _LAYOUT_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.001
 _AWAY_SECONDS: Final = 0.03
@@ -215,8 +215,7 @@ class Starting:
                 registry.save(intents[0][1])
             elif intents:
                 with registry.transaction():
-                    for _, intent in intents:
-                        registry.save(intent)
+                    registry.save_all(intent for _, intent in intents)
         except BaseException as err:  # noqa: BLE001 - told through the orders
             for order, _ in intents:
                 order.failure = err
@@ -310,7 +309,7 @@ class Starting:
         name = worker.record.name
         parts.watch.ended(worker.pidfd, worker.died)
         if fresh:
-            parts.logs.watch(name, f"{parts.engine.workers_dir}/{name}/{LOG}", spec.log)
+            parts.logs.watch(name, parts.engine.log_text(name), spec.log)
         else:  # one of many: whoever waits for the deck does not wait for this
             parts.logs.watch_soon(name, parts.engine.log_dir(name), spec.log)
         if spec.health is not None:
