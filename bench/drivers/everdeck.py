@@ -26,29 +26,29 @@ class Library(Hosted):
         return worker_output(self.plan, name)
 
 
-class OneByOne(Library):
+class OtherStart(Library):
+    """A deck of which only the start differs, so only that is measured."""
+
+    restarts = False
+    adopts = False
+    keeps_logs = False
+
+
+class OneByOne(OtherStart):
     """``AsyncDeck``, one start after another, each with its own two commits."""
 
     name = "everdeck-each"
     about = "`AsyncDeck`, one `await deck.start(…)` after another"
-    # Only its start differs.
-    restarts = False
-    adopts = False
-    keeps_logs = False
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(replace(plan, options={"BENCH_START": "each"}))
 
 
-class Pure(Library):
+class Pure(OtherStart):
     """``AsyncDeck`` as it is installed where there is no compiler."""
 
     name = "everdeck-pure"
     about = "`AsyncDeck` without the C side (`EVERDECK_NATIVE=0`): `posix_spawn` of the C library"
-    # Only its start differs.
-    restarts = False
-    adopts = False
-    keeps_logs = False
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(replace(plan, options={"EVERDECK_NATIVE": "0"}))

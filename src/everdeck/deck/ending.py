@@ -25,7 +25,6 @@ from everdeck.kernel.escalation import KILL_PATIENCE_SECONDS, Escalation, Outcom
 from everdeck.logs import files as logfiles
 from everdeck.model import EventKind, Exit, State, UnknownExit, WorkerSpec
 from everdeck.registry.store import Desired, WorkerRecord
-from everdeck.statedir import LOG
 
 _FOR_EVER_SECONDS: Final = 1e9
 _AT_ONCE: Final = 1000  # trees that are looked for in one pass and signalled in one turn of the loop
@@ -163,7 +162,7 @@ class Ending:
             ended_as = seen or UnknownExit()
         stopped = replace(record, phase=State.STOPPED, exit=ended_as, identity=None, cgroup=None, streak=0)
         told = None if ended_as is None else exit_detail(ended_as)
-        logfiles.mark(f"{parts.engine.workers_dir}/{record.name}/{LOG}", f"stopped pid={pid_of(record)} {ended_as}")
+        logfiles.mark(parts.engine.log_text(record.name), f"stopped pid={pid_of(record)} {ended_as}")
         if record.cgroup is not None:
             parts.gatherer.remove(record.cgroup)
         return worker, stopped, [*killed(outcome), (EventKind.STOPPED, {"pid": pid_of(record), "exit": told})]

@@ -125,7 +125,11 @@ class Engine:
 
     def log_dir(self, name: WorkerName) -> Path:
         """Where the worker's own output goes."""
-        return Path(f"{self.workers_dir}/{name}/{LOG}")
+        return Path(self.log_text(name))
+
+    def log_text(self, name: WorkerName) -> str:
+        """The same as a text, for the way of every start and stop."""
+        return f"{self._workers}/{name}/{LOG}"
 
     def cgroup_path(self, name: WorkerName) -> Path | None:
         """The worker's own cgroup directory, for those born in it; None where there are no cgroups for us."""
@@ -236,7 +240,7 @@ class Engine:
         returns. With ``may_hang`` the kernel may never answer to the start, and other threads go on meanwhile.
         """
         home = f"{self._workers}/{name}"
-        log_dir = f"{home}/{LOG}"
+        log_dir = self.log_text(name)
         try:
             stdout_fd, stderr_fd = logfiles.open_for_worker(log_dir, split_stderr=spec.log.split_stderr)
         except OSError as err:

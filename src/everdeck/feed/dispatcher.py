@@ -278,12 +278,10 @@ class Dispatcher:
     ``take`` gives items in order per key, from as many keys at once as the policy's ``concurrency`` allows, in turns.
     ``on_event`` hears what a person should know (``dead-letter``, ``crashed``, ``running-long``,
     ``raised-after-commit``, ``inbox-unavailable``). ``on_timeout`` is told of a handler that has run for longer than
-    the
-    policy's ``handler_timeout``; whoever runs it cancels it and gives it an outcome. After ``slot_seconds`` (told by
-    ``on_slow``) a handler
-    no
-    longer counts towards the concurrency: others must not wait for one that hangs. ``one_at_a_time`` says that they are
-    worked on one after another, however many are taken: then a suspect waits until nobody else does.
+    the policy's ``handler_timeout``; whoever runs it cancels it and gives it an outcome. After ``slot_seconds`` (told
+    by ``on_slow``) a handler no longer counts towards the concurrency: others must not wait for one that hangs.
+    ``one_at_a_time`` says that they are worked on one after another, however many are taken: then a suspect waits until
+    nobody else does.
     """
 
     def __init__(

@@ -104,7 +104,7 @@ def allow_paths(ruleset_fd: int, paths: Sequence[bytes], access: int, of_a_file:
     library = _library()
     if library is None:
         return False
-    number = library.everdeck_allow_paths(ruleset_fd, _texts(paths), len(paths), access, of_a_file)
+    number = library.everdeck_allow_paths(ruleset_fd, texts(paths), len(paths), access, of_a_file)
     if number:
         raise KernelError(f"landlock: {os.strerror(number)} (errno {number})")
     return True
@@ -197,7 +197,8 @@ def _in_one_piece(words: Sequence[str]) -> bytes:
     return whole
 
 
-def _texts(words: Sequence[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
+def texts(words: Sequence[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
+    """As C takes a list of them: the last one is none."""
     return (ctypes.c_char_p * (len(words) + 1))(*words, None)
 
 

@@ -12,12 +12,11 @@ import ctypes
 import errno
 import os
 import signal
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
 from everdeck.kernel.birth import Birth, Program
-from everdeck.kernel.native import Refused, candidates
+from everdeck.kernel.native import Refused, candidates, texts
 
 _SET_SIGNALS_DEFAULT, _SET_MASK, _SET_SESSION = 0x04, 0x08, 0x80
 _SIGNAL_SET_BYTES: Final = 128
@@ -39,8 +38,8 @@ class Start:
             raise Refused("clone", errno.ENOSYS)
         found = (one for one in candidates(program.command[0], program.env) if os.access(one, os.X_OK))
         self._program = os.fsencode(next(found, program.command[0]))
-        self._arguments = _texts(program.command)
-        self._environment = _texts([f"{key}={value}" for key, value in program.env.items()])
+        self._arguments = texts([os.fsencode(word) for word in program.command])
+        self._environment = texts([os.fsencode(f"{key}={value}") for key, value in program.env.items()])
         self._pid = ctypes.c_int()
         self._refused = errno.ENOSYS
         self._steps = ctypes.create_string_buffer(_LARGER_THAN_ANY)
@@ -72,10 +71,6 @@ class Start:
 def available() -> bool:
     """Does the C library have what a start needs?"""
     return _library() is not None
-
-
-def _texts(words: Sequence[str]) -> "ctypes.Array[ctypes.c_char_p]":
-    return (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words), None)
 
 
 @cache
