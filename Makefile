@@ -48,6 +48,7 @@ test-kubernetes: ## the tests on a real cluster, made here from Debian packages 
 	@scripts/setup test
 	@scripts/cluster up
 	@scripts/cluster everdeck
+	@scripts/cluster jupyter
 	@status=0; \
 	  scripts/cluster run $(BIN)/python -m pytest -n 4 $(UNHARMED) -k "kubernetes or cluster" $(ARGS) || status=$$?; \
 	  scripts/cluster run $(BIN)/python -m pytest -n 0 -s $(HARMED) $(ARGS) || status=$$?; \

@@ -72,7 +72,9 @@ ONE_BOX_ONLY = {
 }
 
 
-@pytest.fixture(params=list(DECKS))
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.timeout(1000)] if name == "cluster" else []) for name in DECKS]
+)
 def opened(request: pytest.FixtureRequest) -> OpenDeck:
     """How to open the deck under test at a state directory."""
     if request.param == "cluster" and request.node.originalname in ONE_BOX_ONLY:
