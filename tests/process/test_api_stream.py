@@ -1,12 +1,19 @@
-"""How soon an event reaches whoever follows the stream."""
+"""How soon an event reaches whoever follows the stream, and that each gets every one, however it is read."""
 
+import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from everdeck import AsyncDeck
+from everdeck.model import EventKind
+from everdeck.server.sse import Choice, EventFan
+from support.repo_processes import end_all_under
 from support.web_served import events_of, served_at
 
 WORKERS = 30
@@ -40,3 +47,89 @@ def test_events_reach_a_follower_of_an_idle_daemon_at_once(tmp_path: Path) -> No
                 late.append(time.time() - datetime.fromisoformat(ended["at"]).timestamp())
             worst.append(max(late))
     assert min(worst) < PROMPT_SECONDS, f"slowest event per round: {worst}"
+
+
+def test_readers_of_either_protocol_get_each_event_once(tmp_path: Path) -> None:
+    """Chunks for HTTP/1.1, none for HTTP/1.0; while they follow, both get what the list tells."""
+    with served_at(tmp_path / "state") as served, contextlib.ExitStack() as stack:
+        api = stack.enter_context(served.client())
+        path = f"/api/v1/events?after={api.get('/api/v1/deck').json()['last_event_id']}"
+        old = stack.enter_context(served.socket())
+        old.sendall(served.ask(path, "text/event-stream").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        heads = _up_to(iter(lambda: old.recv(65536).decode(), ""), "ping")
+        assert "200 OK" in heads
+        following = api.stream("GET", path, headers={"Accept": "text/event-stream"})
+        new = stack.enter_context(following).iter_text()
+        _up_to(new, "ping")
+        for _ in range(3):
+            api.post("/api/v1/workers?replace=1", json={"name": "alice", "spec": {"command": ["sleep", "1000"]}})
+        api.delete("/api/v1/workers/alice").raise_for_status()
+        told = [event["id"] for event in api.get(f"{path}&limit=100").json()]
+
+        plain = _up_to(iter(lambda: old.recv(65536).decode(), ""), f"id: {told[-1]}\n")
+        assert "\r" not in plain, "a chunk's frame"
+        for text in (plain, _up_to(new, f"id: {told[-1]}\n")):
+            assert _ids(text.encode()) == told
+
+
+def test_a_connection_that_takes_nothing_for_a_while_misses_nothing(tmp_path: Path) -> None:
+    """What cannot be handed to it straight it reads by itself, in its order; a pass that ended ends the stream."""
+    straight, holds = True, True
+
+    async def scenario() -> None:
+        nonlocal straight, holds
+        async with AsyncDeck(tmp_path, durability="process") as deck:
+            fan = EventFan(deck)
+            got = {name: list[bytes]() for name in ("all", "some")}
+            handed = dict.fromkeys(got, 0)
+            grown = asyncio.Event()
+
+            def take(name: str, part: bytes) -> bool:
+                if straight:
+                    handed[name] += 1
+                    got[name].append(part)
+                    grown.set()
+                return straight
+
+            async def read(name: str, choice: Choice) -> None:
+                parts = fan.stream(0, choice, lambda: holds, None, lambda part: take(name, part))
+                async for part in parts:
+                    got[name].append(part)
+                    grown.set()
+
+            choices = {"all": Choice(), "some": Choice("bo", frozenset({EventKind.STARTED, EventKind.STOPPED}))}
+            readers = [asyncio.create_task(read(name, choice)) for name, choice in choices.items()]
+            for straight in (True, False, True):  # noqa: B007 - a nonlocal of all of them
+                for name in ("ada", "bo"):
+                    await deck.start(name, ["sleep", "1000"])
+                await deck.stop("bo")
+                last = b"id: %d\n" % await deck.last_event_id()
+                while not all(last in b"".join(parts) for parts in got.values()):
+                    await grown.wait()
+                    grown.clear()
+                await deck.remove("ada")
+            events = await deck.events(after=0, limit=1000)
+            wanted = [e.id for e in events if e.worker == "bo" and e.kind in {EventKind.STARTED, EventKind.STOPPED}]
+            holds = False
+            await deck.remove("bo")
+            await asyncio.gather(*readers)
+            fan.close()
+            assert all(handed.values()), "nothing went straight"
+            assert _ids(b"".join(got["some"])) == wanted
+            assert _ids(b"".join(got["all"])) == [event.id for event in events]
+
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), 60))
+    finally:
+        end_all_under(tmp_path)
+
+
+def _ids(text: bytes) -> list[int]:
+    return [int(number) for number in re.findall(rb"id: (\d+)\n", text)]
+
+
+def _up_to(parts: Iterator[str], mark: str) -> str:
+    read = ""
+    while mark not in read:
+        read += next(parts)
+    return read

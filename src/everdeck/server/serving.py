@@ -53,16 +53,22 @@ FRESH_TLS_SECONDS: Final = 1.0  # at a reload: how long a peer may take from its
 GOODBYE_SECONDS: Final = 0.25
 
 
+def _cannot(_: bytes) -> bool:
+    return False
+
+
 class Connection:
     """What a request may know about the connection it came by: ``scope["state"]["connection"]``.
 
     ``grant`` and ``caller`` are those of an account of this machine; over TCP both are found out per request.
+    ``straight`` sends a part of a streamed answer, if it can leave at once.
     """
 
-    __slots__ = ("caller", "grant", "last", "local", "transport")
+    __slots__ = ("caller", "grant", "last", "local", "straight", "transport")
 
     def __init__(self, *, local: bool) -> None:
         self.local = local
+        self.straight: Callable[[bytes], bool] = _cannot
         self.grant: Grant | None = None
         self.caller: Caller | None = None
         self.transport: asyncio.Transport | None = None
@@ -258,6 +264,7 @@ class _Protocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
         connection: Connection = self.app_state["connection"]
         connection.transport = transport
+        connection.straight = self._straight
         if connection.local:
             peer = unixsocket.peer_of(transport.get_extra_info("socket"))
             connection.grant = self._people.grant_of(peer.uid, peer.gids, os.geteuid())
@@ -284,6 +291,7 @@ class _Protocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_deadline()
+        self.app_state["connection"].straight = _cannot
         if self.flow is not None:
             self._places.left(self)
             super().connection_lost(exc)
@@ -323,6 +331,18 @@ class _Protocol(H11Protocol):
         """Make room."""
         self.transport.abort()
 
+    def _straight(self, part: bytes) -> bool:
+        """Send a part of the streamed answer under way past everything that an answer goes through otherwise.
+
+        Only where it is a chunk (RFC 9112, 7.1) and leaves at once; False: it was not sent.
+        """
+        if self.conn.our_state is not h11.SEND_BODY or self.conn.their_http_version != b"1.1":
+            return False
+        if self.scope["method"] != "GET" or self.transport.is_closing() or self.is_writing():
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        return True
+
     def _watch(self) -> None:
         """Arm the deadline of what the peer has to send next; a byte more of the same does not move it."""
         theirs = self.conn.their_state
@@ -348,6 +368,12 @@ class _Protocol(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def connection_of(request: Any) -> Connection:
+    """The connection that a request came by."""
+    found: Connection = request.scope["state"]["connection"]
+    return found
 
 
 def _being_accepted() -> set[asyncio.Task[Any]]:

@@ -12,6 +12,8 @@ from everdeck.model import Event, EventKind, worker_name
 from everdeck.server.api.asking import READS, Asked, services_of, stream_of
 from everdeck.server.entrance import pass_of
 from everdeck.server.services import Services
+from everdeck.server.serving import connection_of
+from everdeck.server.sse import Choice
 
 MOST_EVENTS: Final = 5000
 
@@ -44,8 +46,8 @@ async def list_events(
     limited = limit is not None or last is not None or before is not None
     if "text/event-stream" in accepted or not ("application/json" in accepted or limited):
         resumed = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else after
-        visitor = pass_of(request)
-        return stream_of(services.fan.stream(resumed, worker, kinds, visitor.holds, services.tells_of))
+        holds, straight = pass_of(request).holds, connection_of(request).straight
+        return stream_of(services.fan.stream(resumed, Choice(worker, kinds), holds, services.tells_of, straight))
     found = await _events(services, after or 0, before, last, limit or 1000, worker, kinds)
     return Response(found, headers={"cache-control": "no-store"})
 
