@@ -49,6 +49,7 @@ from everdeck.cluster.objects import (
     volume_pod,
 )
 from everdeck.cluster.observe import Objects, status_of, trouble_of
+from everdeck.cluster.pod import RESTART
 from everdeck.cluster.post import ClusterMessages, Post, to_send
 from everdeck.cluster.read import Told, Wish
 from everdeck.crashpoints import crash_point
@@ -314,9 +315,9 @@ class ClusterDeck:
         await self._api.delete("Pod", pod_name(name))
         return await self._started(name)
 
-    async def _restamp(self, name: WorkerName) -> None:
+    async def _restamp(self, name: WorkerName, kind: str = "") -> None:
         """A new id of a start, so that the report of the last one is not taken for the next one's."""
-        start = secrets.token_hex(8)
+        start = kind + secrets.token_hex(8)
         while True:
             made = await self._api.get("StatefulSet", object_name(name))
             container = made["spec"]["template"]["spec"]["containers"][0]
@@ -433,7 +434,7 @@ class ClusterDeck:
         """A new pod with the spec it has."""
         key = worker_name(name)
         known = self.known(key)
-        await self._restamp(key)
+        await self._restamp(key, RESTART)
         if known.wanted:
             await self._api.delete("Pod", pod_name(key))
         return await self._scaled_up(key)

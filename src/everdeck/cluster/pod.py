@@ -32,6 +32,8 @@ from everdeck.statedir import StateDir
 VOLUME: Final = Path(os.environ.get("EVERDECK_VOLUME", "/everdeck"))
 STATE: Final = VOLUME / "deck"
 GIVEN: Final = Path(os.environ.get("EVERDECK_GIVEN", "/etc/everdeck"))
+START: Final = os.environ.get("EVERDECK_START", "")
+RESTART: Final = "restart-"  # so begins the id of a start that is one
 SPEC_FILE: Final = "spec.json"
 SECRET_PREFIX: Final = "secret."  # noqa: S105 - the beginning of a file's name
 MOST_TOLD: Final = 50
@@ -95,7 +97,7 @@ class _Reports:
         told = {
             "status": status,
             "deck": self._deck.deck_id,
-            "start": os.environ.get("EVERDECK_START", ""),
+            "start": START,
             "fault": self.fault,
             "events": [_short(event) for event in events],
         }
@@ -130,6 +132,16 @@ def _print(lines: list[str]) -> None:
         sys.stdout.flush()
 
 
+async def _start(deck: AsyncDeck, name: WorkerName, spec: WorkerSpec) -> None:
+    """A restart is told and counted as one; but what was written into the Secret meanwhile counts from now on."""
+    if START.startswith(RESTART):
+        with contextlib.suppress(UnknownWorker):  # a volume that was made anew
+            if await deck.whole_spec(name) == spec:
+                await deck.restart(name)
+                return
+    await deck.start(name, spec, replace=True)
+
+
 async def live(command: list[str]) -> int:
     """Run the worker until the fence says that it is over."""
     name = worker_name(os.environ["EVERDECK_WORKER_NAME"])
@@ -151,7 +163,7 @@ async def live(command: list[str]) -> int:
         log_dir = StateDir(STATE).worker(name).log
         begins = _end_of(log_dir)  # before the start: its first lines are on the pod's output too
         try:
-            await deck.start(name, spec, replace=True)
+            await _start(deck, name, spec)
         except EverdeckError as error:
             say(f"the worker cannot be started: {error}")
             reports.fault = fault_of(error)
