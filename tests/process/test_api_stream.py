@@ -6,12 +6,13 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import cast
 
 from everdeck import AsyncDeck
-from everdeck.model import EventKind
+from everdeck.model import Event, EventKind
 from everdeck.server.sse import Choice, EventFan
 from support.repo_processes import end_all_under
 from support.web_served import events_of, served_at
@@ -117,6 +118,59 @@ def test_a_connection_that_takes_nothing_for_a_while_misses_nothing(tmp_path: Pa
             assert all(handed.values()), "nothing went straight"
             assert _ids(b"".join(got["some"])) == wanted
             assert _ids(b"".join(got["all"])) == [event.id for event in events]
+
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), 60))
+    finally:
+        end_all_under(tmp_path)
+
+
+def test_what_happened_before_the_fan_could_read_reaches_whoever_waits(tmp_path: Path) -> None:
+    """The deck may be slow to let the fan follow it; a reader that came before that is told of everything since."""
+
+    async def scenario() -> None:
+        async with AsyncDeck(tmp_path, durability="process") as deck:
+            follows = asyncio.Event()
+
+            class SlowToBeFollowed:
+                def __getattr__(self, name: str) -> object:
+                    return getattr(deck, name)
+
+                async def follow(self, after: int | None) -> AsyncIterator[Event]:
+                    await follows.wait()
+                    async for event in deck.follow(after):
+                        yield event
+
+            fan = EventFan(cast("AsyncDeck", SlowToBeFollowed()))
+            got, waits, grown = b"", asyncio.Event(), asyncio.Event()
+
+            async def read() -> None:
+                nonlocal got
+                async for part in fan.stream(None, Choice(), lambda: True, None, take):
+                    take(part)
+                    waits.set()
+
+            def take(part: bytes) -> bool:
+                nonlocal got
+                got += part
+                grown.set()
+                return True
+
+            reader = asyncio.create_task(read())
+            await waits.wait()
+            before = await deck.last_event_id()
+            await deck.start("ada", ["sleep", "1000"])
+            follows.set()
+            while not fan._ring:
+                await deck.restart("ada")
+            last = await deck.last_event_id()
+            while b"id: %d\n" % last not in got:
+                grown.clear()
+                await grown.wait()
+            await deck.remove("ada")
+            fan.close()
+            await reader
+            assert _ids(got)[: last - before] == list(range(before + 1, last + 1))
 
     try:
         asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -177,15 +177,25 @@ class EventFan:
         for waiting in list(self._waiting):
             if waiting.cursor >= fresh[-1].id:
                 continue  # it has read them in the registry
-            key = (max(waiting.cursor, fresh[0].id - 1), waiting.choice)
+            key = (waiting.cursor, waiting.choice)
             if (wanted := told.get(key)) is None:
                 wanted = told[key] = waiting.choice.of([kept for kept in fresh if kept.id > waiting.cursor])
-            if not waiting.holds() or len(wanted) > MOST_STRAIGHT_BYTES or (wanted and not waiting.straight(wanted)):
+            if self._tells(waiting, fresh, wanted):
+                waiting.cursor = fresh[-1].id
+            else:
                 self._waiting.discard(waiting)
                 waiting.fall_behind()
-            else:
-                waiting.cursor = fresh[-1].id
         self._wake()
+
+    def _tells(self, waiting: _Waiting, fresh: list[_Kept], wanted: bytes) -> bool:
+        """Hand it what is new; False if it has to read by itself."""
+        # Whoever began to read before we did, or while the deck could not be read, may have missed one: it is in the
+        # registry. Ids of one deck have no gaps, so what is missing shows.
+        if waiting.cursor < fresh[0].id - 1 or fresh[-1].id - fresh[0].id >= len(fresh):
+            return False
+        if len(wanted) > MOST_STRAIGHT_BYTES or not waiting.holds():
+            return False
+        return not wanted or waiting.straight(wanted)
 
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
