@@ -12,6 +12,7 @@ registry.
 import contextlib
 import json
 import os
+import select
 import socket
 import time
 from collections.abc import Mapping
@@ -137,8 +138,9 @@ class Daemon:
             headers["Content-Type"] = "application/json"
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
-        fresh = self._connection is None
+        kept = self._connection
         connection = self._connected()
+        fresh = connection is not kept
         try:
             connection.request(method, target, payload, headers)
             return connection.getresponse()
@@ -150,6 +152,8 @@ class Daemon:
             raise self._lost(error) from error
 
     def _connected(self) -> HTTPConnection:
+        if self._connection is not None and _was_closed(self._connection):
+            self.close()  # while we did something else: the owner keeps a silent connection for a while only
         if self._connection is None:
             self._connection = self._at_url(self._url) if self._url is not None else self._in_directory()
         return self._connection
@@ -203,6 +207,15 @@ class _UnixConnection(HTTPConnection):
             connection.close()
             raise ClientError(f"cannot reach the owner of {self._state_dir}: {error.strerror}") from error
         self.sock = connection
+
+
+def _was_closed(connection: HTTPConnection) -> bool:
+    """Has the other side hung up on a connection on which nothing was asked? Then there is its end to be read."""
+    if connection.sock is None:
+        return True
+    look = select.poll()
+    look.register(connection.sock, select.POLLIN)
+    return bool(look.poll(0))
 
 
 def _connect_later(connection: _UnixConnection, state_dir: Path) -> None:

@@ -18,6 +18,7 @@ import pexpect
 import pytest
 
 from everdeck.cli import VERBS, main
+from everdeck.client import Daemon
 from everdeck.kernel import flock
 from everdeck.model import Stop, WorkerSpec
 from everdeck.registry import read_only
@@ -270,6 +271,16 @@ def test_down_ends_the_daemon_and_leaves_adoptable_workers(owner: Person) -> Non
     owner.types("quit", "--workers")
     assert owner.worker("stays")["pid"] is None
     owner.types("ps")
+
+
+def test_a_connection_that_the_daemon_closed_meanwhile_is_made_again(owner: Person) -> None:
+    """`down --workers` may wait for stops longer than a silent connection is kept; then it still ends the daemon."""
+    with Daemon(owner.state) as daemon:
+        first = daemon.deck()["owner_pid"]
+        owner.kills(first)
+        second = owner.up()
+        assert daemon.leave()["owner_pid"] == second
+    until(lambda: not owner.seen()["supervised"], "it left")
 
 
 def test_login_prints_the_link_that_logs_in(alone: Person) -> None:
