@@ -454,6 +454,10 @@ class Hold(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+BROKEN: Final = "broken"
+"""The health of a worker whose record cannot be read: no reset helps it, and its status text says what does."""
+
+
 class WorkerStatus(msgspec.Struct, frozen=True):
     """One worker as it is now."""
 
@@ -476,6 +480,14 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     backoff_until: datetime | None = None
     containment: Containment | None = None
     labels: dict[str, str] = {}
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The deck as somebody sees it who does not own it: what is up, and whether anybody supervises it."""
+
+    supervised: bool
+    owner_pid: int | None
+    workers: list[WorkerStatus]
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -5,9 +5,8 @@ Only names: nothing is opened, made or locked here. Whoever starts a worker join
 """
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 SOCKET: Final = "deck.sock"
 HTTP_SOCKET: Final = "http.sock"
@@ -22,8 +21,7 @@ QUOTA: Final = "quota"
 PARTS: Final = (LOG, DATA, SECRETS)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerDir:
+class WorkerDir(NamedTuple):
     """``workers/NAME``: what belongs to one worker."""
 
     path: Path
@@ -59,8 +57,7 @@ class WorkerDir:
         return StateDir(self.path.parent.parent)
 
 
-@dataclass(frozen=True, slots=True)
-class StateDir:
+class StateDir(NamedTuple):
     """The directory of one deck."""
 
     path: Path

@@ -86,7 +86,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
 
     assert f"Version: {importlib.metadata.version('everdeck')}" in metadata
     assert "Requires-Python: >=3.11" in metadata
-    assert "everdeck = everdeck.cli:main" in commands
+    assert "everdeck = everdeck.cli:command" in commands
     assert "everdeck/py.typed" in names
     assert any(name.endswith("LICENSE") for name in names)
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everdeck import Deck, Limits, Log, Restart, State, Stop, WorkerSpec
+from everdeck.cli.ps import note
 from everdeck.deck.peek import peek
 from everdeck.errors import EverdeckError, RecordBroken, SpecError
 from everdeck.model import Health
@@ -141,6 +142,8 @@ def test_a_broken_record_is_shown_and_can_be_repaired_and_harms_nobody(
 
     told = {status.name: status for status in peek(state).workers}
     assert "cannot be read" in (told["broken"].status_text or "")
+    assert "--replace" in note(told["broken"])
+    assert "reset" not in note(told["broken"]), "the advice that does not help"
     with Deck(state) as deck:
         assert deck.status("healthy").pid == healthy
         shown = deck.status("broken")

@@ -1,7 +1,5 @@
 """``python -m everdeck.cli`` is the same command."""
 
-import sys
+from everdeck.cli import command
 
-from everdeck.cli import main
-
-sys.exit(main())
+command()

@@ -62,7 +62,7 @@ def _is_known(options: Namespace) -> bool:
     from everdeck.model import worker_name
 
     name = worker_name(options.worker)
-    known = [worker["name"] for worker in look(options)["workers"]]
+    known = [worker.name for worker in look(options).workers]
     if name in known or (not is_elsewhere(options.where) and peek_events(options.state, limit=1, worker=name)):
         return True
     output.note(f"everdeck: no worker {name!r} in this deck{output.suggestions(name, known)}")

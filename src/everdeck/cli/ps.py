@@ -1,11 +1,9 @@
 """``everdeck ps``: who runs. Works with no owner too, and then says so."""
 
-import shutil
 import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from datetime import datetime
-from typing import Any
 
 import msgspec
 
@@ -13,11 +11,12 @@ from everdeck import wording
 from everdeck.cli import DONE, FAILED, output
 from everdeck.cli.reach import is_elsewhere, reached
 from everdeck.errors import ClientError, NoOwner
-from everdeck.model import worker_name
+from everdeck.model import BROKEN, Snapshot, State, WorkerStatus, worker_name
 
 # A hung owner must not hang the one verb that shows it.
 ANSWER_SECONDS = 10.0
 MOST_NAME = 128
+_ENDED = frozenset({State.EXITED, State.BACKOFF, State.FAILED})
 STATES = ("running", "starting", "unhealthy", "backoff", "failed", "stopping", "stopped", "exited")
 NOT_SUPERVISED = "not supervised: no owner is running; start one with `everdeck up`"
 
@@ -45,26 +44,28 @@ def ps(options: Namespace) -> int:
     the kernel know them, and a last line says that nobody would restart them.
     """
     shown = look(options)
-    if unknown := _unknown(options.names, [worker["name"] for worker in shown["workers"]]):
+    if options.names and (unknown := _unknown(options.names, [worker.name for worker in shown.workers])):
         print(unknown, file=sys.stderr)
         return FAILED
-    shown["workers"] = [worker for worker in shown["workers"] if _is_wanted(worker, options)]
+    if options.names or options.state_is or options.label:
+        wanted = [worker for worker in shown.workers if _is_wanted(worker, options)]
+        shown = Snapshot(shown.supervised, shown.owner_pid, wanted)
     if options.json:
         print(msgspec.json.encode(shown).decode())
     elif options.quiet:
-        for worker in shown["workers"]:
-            print(worker["name"])
+        for worker in shown.workers:
+            print(worker.name)
     else:
         _print_table(shown)
     return DONE
 
 
-def look(options: Namespace) -> dict[str, Any]:
+def look(options: Namespace) -> Snapshot:
     """The deck as its owner sees it or, without one, as the registry and the kernel do."""
     try:
         with reached(options, timeout_seconds=ANSWER_SECONDS, patience_seconds=0) as deck:
             workers = deck.list()
-            return {"supervised": True, "owner_pid": deck.owner_pid(), "workers": msgspec.to_builtins(workers)}
+            return Snapshot(supervised=True, owner_pid=deck.owner_pid(), workers=workers)
     except ClientError as error:
         if is_elsewhere(options.where):
             raise
@@ -73,8 +74,7 @@ def look(options: Namespace) -> dict[str, Any]:
 
         from everdeck.deck.peek import peek
 
-        shown: dict[str, Any] = msgspec.to_builtins(peek(options.state))
-        return shown
+        return peek(options.state)
 
 
 def _unknown(names: list[str], known: list[str]) -> str:
@@ -83,34 +83,32 @@ def _unknown(names: list[str], known: list[str]) -> str:
     return "\n".join(f"everdeck: no worker {name!r} in this deck{output.suggestions(name, known)}" for name in missing)
 
 
-def _is_wanted(worker: dict[str, Any], options: Namespace) -> bool:
-    if options.names and worker["name"] not in options.names:
+def _is_wanted(worker: WorkerStatus, options: Namespace) -> bool:
+    if options.names and worker.name not in options.names:
         return False
-    if options.state_is and worker["state"] != options.state_is:
+    if options.state_is and worker.state != options.state_is:
         return False
     if options.label:
         key, wants_value, value = options.label.partition("=")
-        labels = worker.get("labels", {})
-        return key in labels and (not wants_value or labels[key] == value)
+        return key in worker.labels and (not wants_value or worker.labels[key] == value)
     return True
 
 
-def _print_table(shown: dict[str, Any]) -> None:
-    workers = shown["workers"]
+def _print_table(shown: Snapshot) -> None:
+    workers = shown.workers
     if workers:
-        colour = output.wants_colour()
-        paints = [output.STATE_COLOURS.get(worker["state"]) for worker in workers]
         header = ("NAME", "STATE", "PID", "UPTIME", "CPU", "RSS", "RESTARTS", "NOTE")
-        colours = [{1: paint} if paint else {} for paint in paints] if colour else ()
-        # Piped on, a name is whole: a program reads it. In a terminal one long name must not push the rest off.
-        width = name_width(shutil.get_terminal_size().columns) if sys.stdout.isatty() else MOST_NAME
-        rows = [(output.shortened(worker["name"], width), *_row(worker)) for worker in workers]
-        print(output.table(header, rows, colours))
+        colours: list[dict[int, str]] = []
+        if output.wants_colour():
+            paints = [output.STATE_COLOURS.get(worker.state) for worker in workers]
+            colours = [{1: paint} if paint else {} for paint in paints]
+        width = name_width(output.columns()) if sys.stdout.isatty() else MOST_NAME
+        print(output.table(header, [_row(worker, width) for worker in workers], colours))
         if len(workers) > 1:
             print(totals(workers))
-    elif shown["supervised"]:
+    elif shown.supervised:
         print("no workers yet; start one with `everdeck start NAME -- COMMAND`")
-    if not shown["supervised"]:
+    if not shown.supervised:
         print(NOT_SUPERVISED)
 
 
@@ -119,46 +117,48 @@ def name_width(columns: int) -> int:
     return max(12, columns - 58)
 
 
-def totals(workers: list[dict[str, Any]]) -> str:
+def totals(workers: list[WorkerStatus]) -> str:
     """``3 workers: 2 running, 1 failed; cpu 3.1%, memory 48.2M``."""
-    counts = Counter(worker["state"] for worker in workers)
-    states = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    cpu = sum(worker["cpu_percent"] or 0 for worker in workers)
-    rss = sum(worker["rss_bytes"] or 0 for worker in workers)
+    counts = Counter([worker.state for worker in workers])
+    states = ", ".join(f"{counts[State(state)]} {state}" for state in STATES if counts[State(state)])
+    cpu = sum([worker.cpu_percent or 0 for worker in workers])
+    rss = sum([worker.rss_bytes or 0 for worker in workers])
     return f"{len(workers)} workers: {states}; cpu {cpu:.1f}%, memory {output.size(rss)}"
 
 
-def _row(worker: dict[str, Any]) -> tuple[str, ...]:
-    cpu = worker.get("cpu_percent")
+def _row(worker: WorkerStatus, width: int) -> tuple[str, ...]:
+    # Piped on, a name is whole: a program reads it. In a terminal one long name must not push the rest off.
+    name = worker.name if len(worker.name) <= width else output.shortened(worker.name, width)
+    cpu = worker.cpu_percent
     return (
-        worker["state"],
-        str(worker["pid"] or "-"),
-        output.duration(worker["uptime_seconds"]),
+        name,
+        worker.state,
+        str(worker.pid or "-"),
+        output.duration(worker.uptime_seconds),
         "-" if cpu is None else f"{cpu:.1f}%",
-        output.size(worker["rss_bytes"]),
-        str(worker["restarts"]),
+        output.size(worker.rss_bytes),
+        str(worker.restarts),
         note(worker),
     )
 
 
-def note(worker: dict[str, Any]) -> str:
+def note(worker: WorkerStatus) -> str:
     """What a person wants to know beside the numbers."""
     notes = []
-    if worker["lifetime"] == "bound":
+    if worker.lifetime == "bound":
         notes.append("bound")
-    if worker["state"] == "backoff" and worker["backoff_until"]:
-        until = datetime.fromisoformat(worker["backoff_until"])
+    if worker.state is State.BACKOFF and (until := worker.backoff_until):
         notes.append(f"next try in {output.duration((until - datetime.now(until.tzinfo)).total_seconds())}")
-    if worker["state"] == "failed":
-        notes.append(f"{worker['crashes']} crashes; look at its log, then `everdeck reset {worker['name']}`")
-    if worker["state"] in {"exited", "backoff", "failed"} and (ended := wording.ending(worker["exit"])):
-        notes.append(ended)
-    if worker["port"]:
-        notes.append(f"port {worker['port']}")
-    if worker["health"]:
-        notes.append(str(worker["health"]))
-    if worker.get("health_reason"):
-        notes.append(worker["health_reason"])
-    if worker["status_text"]:
-        notes.append(worker["status_text"])
+    if worker.state is State.FAILED and worker.health != BROKEN:
+        notes.append(f"{worker.crashes} crashes; look at its log, then `everdeck reset {worker.name}`")
+    if worker.exit is not None and worker.state in _ENDED:
+        notes.append(wording.ending(msgspec.to_builtins(worker.exit)))
+    if worker.port:
+        notes.append(f"port {worker.port}")
+    if worker.health:
+        notes.append(worker.health)
+    if worker.health_reason:
+        notes.append(worker.health_reason)
+    if worker.status_text:
+        notes.append(worker.status_text)
     return ", ".join(notes)

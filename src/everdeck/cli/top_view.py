@@ -6,7 +6,7 @@ resets or removes asks first. A module of its own because loading it loads Textu
 
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.text import Text
 from textual.app import App, ComposeResult, ScreenStackError
@@ -22,6 +22,7 @@ from everdeck.cli.ps import look, note, totals
 from everdeck.cli.reach import reached
 from everdeck.errors import EverdeckError
 from everdeck.logs import reader as logreader
+from everdeck.model import WorkerStatus
 from everdeck.statedir import StateDir
 
 _QUESTIONS: Final = {
@@ -95,9 +96,9 @@ class Top(App[None]):
         except EverdeckError as error:
             self.sub_title = str(error)
             return
-        workers = [worker for worker in seen["workers"] if self._filter in worker["name"]]
-        supervision = f"owner {seen['owner_pid']}" if seen["supervised"] else "NOT SUPERVISED"
-        shown = f"{len(workers)} of {len(seen['workers'])} shown" if self._filter else totals(seen["workers"])
+        workers = [worker for worker in seen.workers if self._filter in worker.name]
+        supervision = f"owner {seen.owner_pid}" if seen.supervised else "NOT SUPERVISED"
+        shown = f"{len(workers)} of {len(seen.workers)} shown" if self._filter else totals(seen.workers)
         self.sub_title = f"{supervision}, {shown}"
         table = self._table()
         if table is None or isinstance(self.screen, Question | FullLog):
@@ -112,28 +113,28 @@ class Top(App[None]):
         except (NoMatches, ScreenStackError):
             return None
 
-    def _fill(self, table: "DataTable[Text]", workers: list[dict[str, Any]]) -> None:
+    def _fill(self, table: "DataTable[Text]", workers: list[WorkerStatus]) -> None:
         chosen = self._chosen()
         scroll = table.scroll_y
         by_number = self._sort != "name"
-        workers.sort(key=lambda worker: worker[self._sort] or (0 if by_number else ""), reverse=by_number)
+        workers.sort(key=lambda worker: getattr(worker, self._sort) or (0 if by_number else ""), reverse=by_number)
         width = min(_MOST_NAME, max(_LEAST_NAME, self.size.width - _OTHER_COLUMNS))
         table.clear()
         for worker in workers:
-            cpu = worker["cpu_percent"]
+            cpu = worker.cpu_percent
             cells = (
-                output.shortened(worker["name"], width),
-                worker["state"],
-                str(worker["pid"] or "-"),
-                output.duration(worker["uptime_seconds"]),
+                output.shortened(worker.name, width),
+                worker.state,
+                str(worker.pid or "-"),
+                output.duration(worker.uptime_seconds),
                 "-" if cpu is None else f"{cpu:.1f}%",
-                output.size(worker["rss_bytes"]),
-                str(worker["restarts"]),
+                output.size(worker.rss_bytes),
+                str(worker.restarts),
                 note(worker),
             )
             # A str would be read as markup, and the last one holds the worker's own words.
-            table.add_row(*(Text(cell, no_wrap=True) for cell in cells), key=worker["name"])
-        names = [worker["name"] for worker in workers]
+            table.add_row(*(Text(cell, no_wrap=True) for cell in cells), key=worker.name)
+        names = [worker.name for worker in workers]
         if chosen in names:
             table.move_cursor(row=names.index(chosen), scroll=False)
         table.scroll_y = scroll

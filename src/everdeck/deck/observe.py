@@ -17,7 +17,7 @@ from everdeck.deck.worker import Worker
 from everdeck.kernel import containment
 from everdeck.kernel import identity as ids
 from everdeck.kernel.usage import Usage, usage_of
-from everdeck.model import Containment, Layer, State, WorkerStatus
+from everdeck.model import BROKEN, Containment, Layer, State, WorkerStatus
 from everdeck.registry import WorkerRecord
 
 _SHORTEST_SAMPLE_SECONDS: Final = 0.1
@@ -47,23 +47,30 @@ def status_of(
     health_reason: str | None = None,
     *,
     fresh: bool = False,
-    recent_seconds: float = 0.0,
 ) -> WorkerStatus:
-    """One worker as it is now, from the owner's memory and /proc; of a fresh one there is nothing to measure yet.
+    """One worker as it is now, from the owner's memory and /proc; of a fresh one there is nothing to measure yet."""
+    steady = glance_of(worker, clock, health, health_reason)
+    if fresh and worker.pidfd is not None:
+        return replace(steady, uptime_seconds=_uptime(worker.record, clock.boottime()))
+    return measured_status(worker, steady, clock, clock.boottime())
+
+
+def measured_status(
+    worker: Worker, steady: WorkerStatus, clock: Clock, now: float, recent_seconds: float = 0.0
+) -> WorkerStatus:
+    """What is told of it without measuring, completed by what moves by itself.
 
     A measurement that is not older than ``recent_seconds`` is not repeated.
     """
-    steady = glance_of(worker, clock, health, health_reason)
-    record, now = worker.record, clock.boottime()
+    record = worker.record
     if worker.pidfd is None:
         if record.backoff_until is None:
             return steady
         return replace(steady, backoff_until=_backoff_until(record, steady.state, clock))
-    uptime = _uptime(record, now)
-    if fresh:
-        return replace(steady, uptime_seconds=uptime)
-    _, cpu, rss = worker.used if was_measured(worker, now, recent_seconds) and worker.used else measure(worker, now)
-    return replace(steady, uptime_seconds=uptime, cpu_percent=cpu, rss_bytes=rss)
+    used = worker.used
+    if used is None or not 0 <= now - used[0] < recent_seconds:
+        used = measure(worker, now)
+    return replace(steady, uptime_seconds=_uptime(record, now), cpu_percent=used[1], rss_bytes=used[2])
 
 
 def was_measured(worker: Worker, now: float, within_seconds: float) -> bool:
@@ -223,6 +230,7 @@ def _status(
     if record.broken is not None:
         status_text = f"its record cannot be read ({record.broken}); remove it, or start it with --replace"
         state = state if alive else State.FAILED
+        health = BROKEN
     identity = record.identity if alive else None
     return WorkerStatus(
         name=record.name,

@@ -54,6 +54,7 @@ from everdeck.deck.observe import (
     crash_times,
     layers_of,
     measure,
+    measured_status,
     status_of,
     was_measured,
 )
@@ -116,7 +117,7 @@ _log: Final = logging.getLogger("everdeck.deck")
 _Answer = TypeVar("_Answer")
 
 _SLICE: Final = 100  # workers that are measured before others get their turn
-_MEASURE_PATIENCE_SECONDS: Final = 0.1
+_MEASURE_PATIENCE_SECONDS: Final = 0.05
 _GROUP: Final = 64  # starts that share the commit of their intents
 # A container's runtime gives ten seconds as a rule: with the usual grace of five we must have said who is left by then.
 _CONTAINER_KILL_PATIENCE_SECONDS: Final = 3.0
@@ -710,11 +711,15 @@ class Owner(MessageVerbs):
 
         Where measuring thousands takes longer than a person likes to wait, as they were within the last minute.
         """
-        workers = self._parts().workers
-        recent_seconds = RECENT_SECONDS
+        asked = self._parts().clock.boottime()
+        older_seconds = RECENT_SECONDS
         if (measured := self._measure_all()) is not None and not await self._measured_soon(measured):
-            recent_seconds = OLDER_SECONDS
-        return [self._status(workers[name], recent_seconds=recent_seconds) for name in sorted(workers)]
+            older_seconds = OLDER_SECONDS
+        parts = self._parts()
+        workers, clock, now = parts.workers, parts.clock, parts.clock.boottime()
+        recent_seconds = now - asked + older_seconds  # as it was when we were asked, however long the others took
+        seen = self._glance.at(workers, parts.health, clock)
+        return [measured_status(workers[one.name], one, clock, now, recent_seconds) for one in seen]
 
     async def _measured_soon(self, measured: asyncio.Event) -> bool:
         """Wait until all are measured; False if that takes long and there are older measurements of all."""
@@ -1005,10 +1010,10 @@ class Owner(MessageVerbs):
             raise DeckClosed(f"the deck {self.state_dir} is closed; open it first")
         return self._parts_open
 
-    def _status(self, worker: Worker, *, fresh: bool = False, recent_seconds: float = 0.0) -> WorkerStatus:
+    def _status(self, worker: Worker, *, fresh: bool = False) -> WorkerStatus:
         parts = self._parts_open or self._parts()  # a verb that began before the deck began to close is answered
         health, reason = parts.health.summary(worker.name), parts.health.reason(worker.name)
-        return status_of(worker, parts.clock, health, reason, fresh=fresh, recent_seconds=recent_seconds)
+        return status_of(worker, parts.clock, health, reason, fresh=fresh)
 
     def _known(self, name: str) -> Worker:
         worker = self._parts().workers.get(name)

@@ -14,18 +14,10 @@ from everdeck.deck.worker import Worker
 from everdeck.errors import UnknownWorker
 from everdeck.kernel import containment, flock
 from everdeck.kernel.usage import describe
-from everdeck.model import Event, WorkerSpec, WorkerStatus
+from everdeck.model import Event, Snapshot, WorkerSpec
 from everdeck.registry import WorkerRecord, read_only
 from everdeck.statedir import StateDir
 from everdeck.verbs import Inspection
-
-
-class Snapshot(msgspec.Struct, frozen=True):
-    """The deck as somebody sees it who does not own it."""
-
-    supervised: bool
-    owner_pid: int | None
-    workers: list[WorkerStatus]
 
 
 def peek(state_dir: str | Path) -> Snapshot:

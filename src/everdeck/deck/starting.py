@@ -311,7 +311,7 @@ class Starting:
         if fresh:
             parts.logs.watch(name, parts.engine.log_text(name), spec.log)
         else:  # one of many: whoever waits for the deck does not wait for this
-            parts.logs.watch_soon(name, parts.engine.log_dir(name), spec.log)
+            parts.logs.watch_soon(name, parts.engine.log_text(name), spec.log)
         if spec.health is not None:
             worker.awaits_ready = not worker.record.ready
             parts.health.watch(

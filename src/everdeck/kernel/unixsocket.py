@@ -8,9 +8,8 @@ import contextlib
 import os
 import socket
 import struct
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from everdeck.errors import DeckError
 
@@ -19,8 +18,7 @@ _SO_PEERGROUPS: Final = 59  # asm-generic/socket.h, since Linux 4.13; Python has
 BACKLOG: Final = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(NamedTuple):
     """Who connected, as it was at that moment."""
 
     pid: int

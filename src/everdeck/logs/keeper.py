@@ -168,7 +168,7 @@ class LogKeeper:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inotify = -1
         self._logs: dict[str, _Watched] = {}
-        self._soon: dict[str, tuple[Path, Log]] = {}
+        self._soon: dict[str, tuple[Path | str, Log]] = {}
         self._armed: dict[int, _Watched] = {}
         self._unwatched: dict[_Watched, None] = {}
         self._unwatched_timer: asyncio.TimerHandle | None = None
@@ -191,7 +191,7 @@ class LogKeeper:
             self._loop.add_reader(self._inotify, self._hear)
         self._mind_room(rotated=True)
 
-    def watch_soon(self, name: str, log_dir: Path, policy: Log) -> None:
+    def watch_soon(self, name: str, log_dir: Path | str, policy: Log) -> None:
         """As :meth:`watch`, in one of the next turns of the loop: a thousand logs at once delay nobody who waits."""
         self.unwatch(name)
         assert self._loop is not None  # noqa: S101 - it is open

@@ -7,7 +7,6 @@
 
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,7 +104,7 @@ class WireClient:
 
     def ask(self, verb: Verb[_Answer], tell: Callable[[Any], None] | None = None) -> _Answer:
         """The answer, or the error as the owner raised it; ``tell`` hears of progress."""
-        request = secrets.token_hex(16) if verb.deed is not None else None
+        request = os.urandom(16).hex() if verb.deed is not None else None
         while True:
             self.connect()
             try:

@@ -382,7 +382,18 @@ ALL = (
     *(Status, List, Inspect, Spec, Tree, Layers, Logs, Events, LastEventId, AskAbilities, Members),
     *(Follow, FollowLogs, Wakes),
 )
-decode_verb = msgspec.msgpack.Decoder(Union[ALL]).decode  # noqa: UP007 - made from the tuple above
+
+
+def decode_verb(asked: msgspec.Raw) -> "Verb[Any]":
+    """What was asked, of whatever kind."""
+    verb: Verb[Any] = _verbs().decode(asked)
+    return verb
+
+
+@cache
+def _verbs() -> "msgspec.msgpack.Decoder[Any]":
+    """Made when the first verb comes: it looks at every field of every verb, and who asks needs none of that."""
+    return msgspec.msgpack.Decoder(Union[ALL])  # noqa: UP007 - made from the tuple above
 
 
 @cache

@@ -16,7 +16,7 @@ export function Restarts({ status, spec, crashTimes }) {
     <section class="panel restarts" aria-label="Restarts">
       <header class="panel-head"><h2>Restarts</h2><span class="quiet">${policy.policy || ''}</span></header>
       ${status.state === 'backoff' && status.backoff_until && html`<p class="restarts-next"><${BackoffRing} until=${status.backoff_until} now=${now} cap=${policy.backoff_cap_seconds || 60} />Next start <b><${Countdown} until=${status.backoff_until} /></b></p>`}
-      ${status.state === 'failed' && html`<p class="restarts-next state-failed">The breaker is open: it crashed more than ${plural(most, 'time')} in ${span(window / 1000)} and waits for you. Reset starts afresh.</p>`}
+      ${status.state === 'failed' && status.health !== 'broken' && html`<p class="restarts-next state-failed">The breaker is open: it crashed more than ${plural(most, 'time')} in ${span(window / 1000)} and waits for you. Reset starts afresh.</p>`}
       <svg class="crash-strip" viewBox="0 0 300 26" preserveAspectRatio="none" role="img" aria-label="${plural(inWindow.length, 'crash', 'crashes')} in the last ${span(window / 1000)}">
         <path d="M0 13H300" class="strip-line" />
         ${inWindow.map((at) => html`<rect key=${at} x=${300 - ((now - at) / window) * 300 - 1.5} y="4" width="3" height="18" rx="1.5" class="strip-crash"><title>${absolute(at)}</title></rect>`)}
