@@ -21,7 +21,7 @@ def test_a_death_of_ones_own_makes_all_fresh_ones_suspects() -> None:
     """Nobody knows which of them it was."""
     after = charges_after(Cause.OWN, [Charge(1), Charge(2)], NOBODY)
     assert after == [Charge(1, 1), Charge(2, 1)]
-    assert {charge.suspicion for charge in after} == {Suspicion.ALONE}
+    assert {charge.suspicion for charge in after} == {Suspicion.ACCUSED}
 
 
 def test_the_only_suspect_answers_for_it() -> None:

@@ -65,6 +65,26 @@ def test_innocents_first_and_suspects_in_their_own_slots() -> None:
     assert not lanes.may_pick(0.0)
 
 
+def test_whoever_is_accused_goes_before_the_other_suspects_once_it_may() -> None:
+    """Until then the others are tried, and the time at which it may is known."""
+    lanes = Lanes()
+    for seq, how in enumerate([Suspicion.WATCHED, Suspicion.ALONE, Suspicion.ACCUSED, Suspicion.ACCUSED]):
+        lanes.add(seq, f"key {seq}")
+        lanes.suspect(seq, how)
+    lanes.hold_accused(5.0)
+    assert lanes.pick_suspects(10, 0.0) == [(0, "key 0")]
+    assert lanes.next_due() == 5.0
+    assert lanes.pick_suspects(10, 5.0) == []
+    lanes.release("key 0")
+    assert lanes.pick_suspects(10, 5.0) == [(2, "key 2")]
+    assert lanes.seqs() == {1, 3}
+    lanes.release("key 2")
+    assert lanes.pick_suspects(10, 5.0) == [(3, "key 3")]
+    lanes.release("key 3")
+    assert lanes.pick_suspects(10, 5.0) == [(1, "key 1")]
+    assert lanes.next_due() is None
+
+
 def test_stepping_aside_frees_the_key() -> None:
     """Work in the background no longer holds back its key, and can still be put back."""
     lanes = Lanes()

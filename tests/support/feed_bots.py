@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everdeck.feed import FileCursor, Inbox, Retry, consume
-from support.feed_scenario import note
+from support.feed_scenario import note, noted
 from support.feed_upstream import Upstream, UpstreamSource
 
 SLOW_SECONDS = 0.004
@@ -66,3 +66,21 @@ def meet_poison(directory: str, kind: str, cursor: str) -> None:
         asyncio.run(consume(source, handler, cursor=FileCursor(here / "offset.txt"), retry=retry))
     else:
         asyncio.run(consume(source, handler, inbox=Inbox(here / "bot.db"), retry=retry, concurrency=CONCURRENCY))
+
+
+def meet_many_poisons(directory: str, count: int) -> None:
+    """One update takes until each of the others has begun once; those end the process, in three ways."""
+    logging.disable(logging.CRITICAL)
+    here = Path(directory)
+    endings = (lambda: ctypes.string_at(0), lambda: ctypes.CDLL(None).abort(), lambda: os._exit(3))
+
+    async def handler(item: Any) -> None:
+        note(here, "begun", str(item.id))
+        if item.id == 1:
+            await (asyncio.sleep(0) if len(set(noted(here, "begun"))) == count + 1 else asyncio.Event().wait())
+            note(here, "effects", str(item.id))
+        else:
+            endings[item.id % 3]()
+
+    source = UpstreamSource(Upstream(here / "upstream.json"), limit=100)
+    asyncio.run(consume(source, handler, inbox=Inbox(here / "bot.db"), concurrency=CONCURRENCY))

@@ -252,7 +252,7 @@ class Durable:
         data.setdefault("item", item)  # unless the user has something of that name; then current_item() tells
         try:
             with working_on(item):
-                response = await handler(event, data)
+                response = await item.witnessed(handler(event, data))
                 if isinstance(response, TelegramMethod):
                     # aiogram would send this after us, and then a crash in between would lose the reply.
                     await self._dp.silent_call_request(self._bot, response)

@@ -6,12 +6,14 @@ which items were running. From that follows how far each of them is suspected:
 * *fresh*: never in flight at a death that somebody must answer for. Nobody makes fresh work wait.
 * *watched*: was there at an unexplained death, or beside a suspect. Runs beside a few other watched ones.
 * *alone*: runs as the only suspect, for a limited time, in a slot of its own.
+* *accused*: a death is laid to it. Runs alone too, and before the other suspects, but after those fresh ones that the
+  last death has interrupted: however many poison the process, nobody innocent is interrupted by each of them.
 
 A death has one of three causes. ORDERED (a stop, a restart, a deploy) counts for nobody. OWN (a fatal signal from
-within,
-``os._exit``, out of memory, or the deck saw its exit code) counts for the one that is known to have done it, else for
-the only suspect, else for all. UNEXPLAINED is what ``kill -9`` from outside looks like: it counts for nobody until an
-item was alone at many of them, each after a longer time of quiet, so that a series of kills cannot meet it again.
+within, ``os._exit``, out of memory, or the deck saw its exit code) counts for the one that is known to have done it,
+else for the only suspect, else for all. UNEXPLAINED is what ``kill -9`` from outside looks like: it counts for nobody
+until an item was alone at many of them, each after a longer time of quiet, so that a series of kills cannot meet it
+again.
 """
 
 from collections.abc import Iterable
@@ -43,6 +45,7 @@ class Suspicion(Enum):
     FRESH = "fresh"
     WATCHED = "watched"
     ALONE = "alone"
+    ACCUSED = "accused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,9 @@ class Charge:
     @property
     def suspicion(self) -> Suspicion:
         """How it is to be run."""
-        if self.crashes or self.kills >= ALONE_AFTER_KILLS:
+        if self.crashes:
+            return Suspicion.ACCUSED
+        if self.kills >= ALONE_AFTER_KILLS:
             return Suspicion.ALONE
         return Suspicion.WATCHED if self.kills else Suspicion.FRESH
 

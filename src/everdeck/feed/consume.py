@@ -408,7 +408,7 @@ class _Handlers:
         token = last_words.current.set(item)
         try:
             crash_point("feed.handler.starting")
-            await call(self._handler, item)
+            await item.witnessed(call(self._handler, item))
             crash_point("feed.handler.returned")
         except asyncio.CancelledError as err:
             task = asyncio.current_task()

@@ -13,7 +13,7 @@ neither the slot nor the next of its key waits for the commit: duplicates after 
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -23,7 +23,7 @@ import msgspec
 
 from everdeck.crashpoints import crash_point
 from everdeck.errors import FeedClosed, FeedError, InboxUnavailable
-from everdeck.feed.blame import WATCHED_AT_ONCE, Charge, deaths_that_convict
+from everdeck.feed.blame import WATCHED_AT_ONCE, Charge, Suspicion, deaths_that_convict
 from everdeck.feed.handling import Listener as Listener  # noqa: PLC0414 - also found here by those who dispatch
 from everdeck.feed.handling import is_news, retry_after_of, tell
 from everdeck.feed.inbox import Row, Stream
@@ -126,6 +126,10 @@ class Item:
     def begin(self) -> None:
         """Its handler is about to run: from now on a death of the process may be its doing."""
         self._dispatcher.begin(self)
+
+    def witnessed(self, work: Awaitable[Any]) -> Awaitable[Any]:
+        """The work of its handler, such that a fatal signal in it is known to be this item's: see ``ledger``."""
+        return self._dispatcher.stream.inbox.store.ledger.witnessed(self.seq, work)
 
     async def done(self) -> None:
         """The handler has finished; returns when that is committed."""
@@ -311,6 +315,7 @@ class Dispatcher:
         self._rang_meanwhile = False
         self._last_arrived = 0
         self._found_early: set[int] = set()
+        self._interrupted: set[int] = set()
         self._outcome_came = asyncio.Event()
         self._hurry = asyncio.Event()
         self._wake = asyncio.Event()
@@ -346,18 +351,23 @@ class Dispatcher:
         crash_point("feed.recover.convicted")
         self.stream.recount(number)
         now, wall = self._now(), store.clock()
+        in_flight = store.crashed_with(number)
+        self._interrupted.clear()
         for seq, key, due_at, crashes, kills in await store.look("items_waiting", number):
             lane = self._lanes.add(seq, key)
             charge = Charge(seq, crashes, kills)
             self._lanes.suspect(seq, charge.suspicion)
+            if seq in in_flight and charge.suspicion is Suspicion.FRESH:
+                self._interrupted.add(seq)
             # A stepped wall clock must not park an item for days.
             wait = max(min(due_at - wall, self.policy.retry.cap_seconds), charge.quiet_seconds)
             if wait > 0:
                 self._lanes.delay(lane, now + wait)
+        if self._interrupted:
+            self._lanes.hold_accused(now + TRIAL_SECONDS)
         self._stop_hearing = store.bell.listen(self._hear_bell)
-        in_flight = store.crashed_with(number)
         if in_flight:
-            self.tell("crashed", in_flight=in_flight)
+            self.tell("crashed", in_flight=len(in_flight))
         for seq, record_id, key, attempts, crashes, error in dead:
             facts = {"number": seq, "id": record_id, "key": key, "attempts": attempts, "error": error}
             self.tell("dead-letter", **facts, crashes=crashes)
@@ -506,6 +516,10 @@ class Dispatcher:
         item = settlement.item
         del self._in_flight[item]
         self._slots.discard(item)
+        if self._interrupted:
+            self._interrupted.discard(item.seq)
+            if not self._interrupted:
+                self._lanes.hold_accused(self._now())
         if settlement.outcome is _DONE:
             self._lanes.acquit(item.seq)
             self._lanes.release(item.lane)

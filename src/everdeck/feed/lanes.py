@@ -32,6 +32,8 @@ class Lanes:
     _waits: set[LaneKey] = field(default_factory=set)
     _suspects: dict[int, Suspicion] = field(default_factory=dict)
     _suspect_turns: deque[LaneKey] = field(default_factory=deque)
+    _accused_turns: deque[LaneKey] = field(default_factory=deque)
+    _accused_from: float | None = None
     _on_trial: dict[LaneKey, Suspicion] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -62,6 +64,10 @@ class Lanes:
         if how is not Suspicion.FRESH:
             self._suspects[seq] = how
 
+    def hold_accused(self, until: float) -> None:
+        """Serve nobody who is accused before that."""
+        self._accused_from = until
+
     def pick(self, most: int, now: float) -> list[tuple[int, LaneKey]]:
         """The next fresh items to serve, each of another lane; they are in flight from now on."""
         self._wake(now)
@@ -69,7 +75,7 @@ class Lanes:
         while self._turns and len(picked) < most:
             lane = self._turns.popleft()
             if self._head(lane) in self._suspects:
-                self._suspect_turns.append(lane)
+                self._line_up(lane)
             else:
                 picked.append((self._start(lane), lane))
         return picked
@@ -78,8 +84,8 @@ class Lanes:
         """The suspects that may be served now: some watched ones, or one alone."""
         self._sort_out(now)
         picked: list[tuple[int, LaneKey]] = []
-        while self._suspect_turns and len(picked) < most and self._may_try(self._suspect_turns[0]):
-            lane = self._suspect_turns.popleft()
+        while (turns := self._suspects_next()) and len(picked) < most and self._may_try(turns[0]):
+            lane = turns.popleft()
             seq = self._start(lane)
             self._on_trial[lane] = self._suspects.get(seq, Suspicion.WATCHED)
             picked.append((seq, lane))
@@ -93,7 +99,8 @@ class Lanes:
     def may_pick_suspects(self, now: float) -> bool:
         """Would :meth:`pick_suspects` find something?"""
         self._sort_out(now)
-        return bool(self._suspect_turns) and self._may_try(self._suspect_turns[0])
+        turns = self._suspects_next()
+        return bool(turns) and self._may_try(turns[0])
 
     def excuse(self, lane: LaneKey) -> None:
         """It has been on trial for long enough: the next suspect may be tried, while it goes on."""
@@ -114,7 +121,9 @@ class Lanes:
 
     def seqs(self) -> set[int]:
         """The numbers of everything that waits."""
-        loose = (lane for lanes in (self._turns, self._suspect_turns, self._waits) for lane in lanes)
+        loose = (
+            lane for lanes in (self._turns, self._suspect_turns, self._accused_turns, self._waits) for lane in lanes
+        )
         return {seq for queue in self._queued.values() for seq in queue} | {
             lane for lane in loose if isinstance(lane, int) and lane not in self._queued
         }
@@ -163,7 +172,10 @@ class Lanes:
 
     def next_due(self) -> float | None:
         """When the next delayed lane may be served."""
-        return self._delayed[0][0] if self._delayed else None
+        due = [self._delayed[0][0]] if self._delayed else []
+        if self._accused_from is not None and self._accused_turns:
+            due.append(self._accused_from)
+        return min(due, default=None)
 
     # --- helpers ---
 
@@ -188,16 +200,26 @@ class Lanes:
             for _ in range(len(self._turns)):
                 if self._head(self._turns[0]) not in self._suspects:
                     break
-                self._suspect_turns.append(self._turns.popleft())
+                self._line_up(self._turns.popleft())
+
+    def _line_up(self, lane: LaneKey) -> None:
+        accused = self._suspects[self._head(lane)] is Suspicion.ACCUSED
+        (self._accused_turns if accused else self._suspect_turns).append(lane)
+
+    def _suspects_next(self) -> deque[LaneKey]:
+        """Whose turn it is among the suspects: those who are accused go first, once they may."""
+        return self._accused_turns if self._accused_turns and self._accused_from is None else self._suspect_turns
 
     def _may_try(self, lane: LaneKey) -> bool:
         if not self._on_trial:
             return True
         how = self._suspects.get(self._head(lane), Suspicion.FRESH)
-        alone = how is Suspicion.ALONE or Suspicion.ALONE in self._on_trial.values()
-        return not alone and len(self._on_trial) < WATCHED_AT_ONCE
+        watched = {Suspicion.FRESH, Suspicion.WATCHED}
+        return how in watched and watched.issuperset(self._on_trial.values()) and len(self._on_trial) < WATCHED_AT_ONCE
 
     def _wake(self, now: float) -> None:
+        if self._accused_from is not None and self._accused_from <= now:
+            self._accused_from = None
         while self._delayed and self._delayed[0][0] <= now:
             _, lane = heappop(self._delayed)
             self._waits.discard(lane)

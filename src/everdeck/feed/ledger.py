@@ -8,14 +8,20 @@ synced: then work is done again, and none is lost.
 
 The mapping names the database that it belongs to: beside another one (a deleted and remade file) it means nothing.
 
-Behind the mapped part the same file takes the last words of a process that ends itself (see ``last_words``).
+Behind the mapped part the same file takes the last words of a process that ends itself (see ``last_words``). After a
+fatal signal they are the names of the functions that were at work, so a handler is run under a function that is named
+after its item's slot (:meth:`Ledger.witnessed`): among any number of items side by side the next start knows which one
+it was.
 """
 
 import mmap
 import os
+import re
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import Final
+from types import FunctionType
+from typing import Any, Final
 
 _WORDS: Final = 8192
 _SIZE: Final = 8 * _WORDS
@@ -24,6 +30,7 @@ _HEADER: Final = 8
 _AT_FILE, _AT_FLAGS, _AT_COOKIE, _AT_OOM = 1, 2, 3, 4
 _LAST_WORDS_LENGTH: Final = 16_000
 SLOTS: Final = _WORDS - _HEADER
+_WITNESS: Final = re.compile(r" in everdeck_item_([0-9a-f]+)_([0-9]+)$", re.MULTILINE)
 
 
 class Mark(IntEnum):
@@ -68,7 +75,9 @@ class Ledger:
             os.ftruncate(fd, _SIZE)
         self._map = mmap.mmap(fd, _SIZE)
         self._words = memoryview(self._map).cast("Q")
+        self._file_id = file_id
         self._slots: dict[int, int] = {}
+        self._witnesses: dict[int, Callable[[Awaitable[Any]], Coroutine[Any, Any, Any]]] = {}
         self._free = list(range(_WORDS - 1, _HEADER - 1, -1))
         self.last_run = self._read(file_id)
 
@@ -98,6 +107,19 @@ class Ledger:
         slot = self._slots.get(seq)
         if slot is not None:
             self._words[slot] |= Mark.GUILTY
+
+    def witnessed(self, seq: int, work: Awaitable[Any]) -> Awaitable[Any]:
+        """The same work, under a function whose name tells whose work it is; see above.
+
+        One frame more, a tenth of a microsecond. Tasks and threads that the handler starts have frames of their own.
+        """
+        slot = self._slots.get(seq)
+        if slot is None:
+            return work
+        witness = self._witnesses.get(slot)
+        if witness is None:
+            witness = self._witnesses[slot] = _named(f"everdeck_item_{self._file_id:x}_{slot}")
+        return witness(work)
 
     def forget(self, seq: int) -> None:
         """The database says it now, or nothing happened to it."""
@@ -145,6 +167,9 @@ class Ledger:
                 if word & mark:
                     found[mark].add(word >> 3)
         said = os.pread(self._fd, _LAST_WORDS_LENGTH, _SIZE).decode("utf-8", errors="replace")
+        witness = _WITNESS.search(said)  # the innermost
+        if witness is not None and int(witness[1], 16) == file_id and _HEADER <= int(witness[2]) < _WORDS:
+            found[Mark.GUILTY] |= {words[int(witness[2])] >> 3} & found[Mark.RUNNING]
         return LastRun(
             running=frozenset(found[Mark.RUNNING]),
             done=frozenset(found[Mark.DONE]),
@@ -154,3 +179,12 @@ class Ledger:
             oom_kills=words[_AT_OOM],
             last_words=said,
         )
+
+
+async def _witness(work: Awaitable[Any]) -> Any:
+    return await work
+
+
+def _named(name: str) -> Callable[[Awaitable[Any]], Coroutine[Any, Any, Any]]:
+    """:func:`_witness` under another name: faulthandler writes down the names that code objects have."""
+    return FunctionType(_witness.__code__.replace(co_name=name), globals(), name)

@@ -288,7 +288,7 @@ class Durable:
             return
         try:
             with working_on(handout.item):
-                await work
+                await handout.item.witnessed(work)
         except asyncio.CancelledError as error:
             ours = was_ours()
             handout.error = error
@@ -552,11 +552,13 @@ def _durable_class(base: Any) -> Any:  # noqa: C901 - five short methods
             super().__init__(update_processor=DurableProcessor(update_processor), **arguments)
 
         def create_task(self, coroutine: Any, update: object | None = None, *, name: str | None = None) -> Any:
-            task = super().create_task(coroutine, update, name=name)
-            if self.durable is not None and name is not None and _NON_BLOCKING in name:
-                handout = self.durable.polling.find(update)
-                if handout is not None:
-                    handout.tasks += (task,)
+            if self.durable is None or name is None or _NON_BLOCKING not in name:
+                return super().create_task(coroutine, update, name=name)
+            handout = self.durable.polling.find(update)
+            if handout is None:
+                return super().create_task(coroutine, update, name=name)
+            task = super().create_task(handout.item.witnessed(coroutine), update, name=name)
+            handout.tasks += (task,)
             return task
 
         async def initialize(self) -> None:

@@ -131,7 +131,7 @@ class Store:
             raise
         # Two, because a look must not wait for a sync; writes queue up before they come here.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="feed file")
-        self._recovered: dict[int, int] = {}
+        self._recovered: dict[int, frozenset[int]] = {}
         self._last_seq: int = self.read("last_seq")[0][0]
         self._file_id: int = int(self.read("file_id")[0][0])
 
@@ -169,9 +169,9 @@ class Store:
         crash_point("feed.recover.committed")
         self.start_over()
 
-    def crashed_with(self, stream: int) -> int:
-        """How many items of this stream were in flight when the last process died; told once."""
-        return self._recovered.pop(stream, 0)
+    def crashed_with(self, stream: int) -> frozenset[int]:
+        """Which items of this stream were in flight when the last process died; told once."""
+        return self._recovered.pop(stream, frozenset())
 
     @property
     def ledger(self) -> Ledger:
@@ -366,8 +366,8 @@ class Store:
         return int(version)
 
 
-def _recovered(connection: sqlite3.Connection, last: LastRun, cause: Cause) -> dict[int, int]:
-    """How many items of each stream were running."""
+def _recovered(connection: sqlite3.Connection, last: LastRun, cause: Cause) -> dict[int, frozenset[int]]:
+    """Which items of each stream were running."""
     finished = connection.execute(SQL["items_finished"], (numbers(last.done),)).fetchall()
     for (stream,) in finished:
         connection.execute(SQL["stream_done"], (1, stream))
@@ -379,9 +379,9 @@ def _recovered(connection: sqlite3.Connection, last: LastRun, cause: Cause) -> d
         connection.execute(SQL["item_charge"], (charge.crashes, charge.kills, error, charge.seq))
     crash_point("feed.recover.charged")
     connection.execute(SQL["touch"])
-    in_flight: dict[int, int] = {}
-    for _, stream, *_ in rows if cause is not Cause.ORDERED else ():
-        in_flight[stream] = in_flight.get(stream, 0) + 1
+    in_flight: dict[int, frozenset[int]] = {}
+    for seq, stream, *_ in rows if cause is not Cause.ORDERED else ():
+        in_flight[stream] = in_flight.get(stream, frozenset()) | {seq}
     return in_flight
 
 
