@@ -34,6 +34,7 @@ STATE: Final = VOLUME / "deck"
 GIVEN: Final = Path(os.environ.get("EVERDECK_GIVEN", "/etc/everdeck"))
 START: Final = os.environ.get("EVERDECK_START", "")
 RESTART: Final = "restart-"  # so begins the id of a start that is one
+_DONE: Final = VOLUME / "restarted"  # the id of the newest restart that was done
 SPEC_FILE: Final = "spec.json"
 SECRET_PREFIX: Final = "secret."  # noqa: S105 - the beginning of a file's name
 MOST_TOLD: Final = 50
@@ -133,13 +134,18 @@ def _print(lines: list[str]) -> None:
 
 
 async def _start(deck: AsyncDeck, name: WorkerName, spec: WorkerSpec) -> None:
-    """A restart is told and counted as one; but what was written into the Secret meanwhile counts from now on."""
-    if START.startswith(RESTART):
-        with contextlib.suppress(UnknownWorker):  # a volume that was made anew
-            if await deck.whole_spec(name) == spec:
-                await deck.restart(name)
-                return
-    await deck.start(name, spec, replace=True)
+    """A restart is told and counted as one, once; but what was written into the Secret meanwhile counts from now on.
+
+    A pod that the cluster puts elsewhere, and a deck that the fence starts again, have the id of a start that was done.
+    """
+    if not START.startswith(RESTART) or (_DONE.exists() and _DONE.read_text() == START):
+        await deck.start(name, spec, replace=True)
+        return
+    same = False
+    with contextlib.suppress(UnknownWorker):  # a volume that was made anew
+        same = await deck.whole_spec(name) == spec
+    await (deck.restart(name) if same else deck.start(name, spec, replace=True))
+    _DONE.write_text(START)
 
 
 async def live(command: list[str]) -> int:
