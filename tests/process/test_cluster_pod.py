@@ -1,5 +1,6 @@
-"""The deck inside a pod, without a pod: what it does with the id of its start."""
+"""The deck inside a pod, without a pod: what it does with the id of its start, and with what an earlier pod left."""
 
+import asyncio
 import json
 import os
 import signal
@@ -15,11 +16,15 @@ import pytest
 
 from everdeck.cluster.fence import DEADLINE_FD_ENV, REPORT_FD_ENV, Deadline
 from everdeck.cluster.pod import RESTART, SECRET_PREFIX, SPEC_FILE
+from everdeck.feed import Inbox, Record
+from everdeck.feed.claims import Claims
 from everdeck.kernel.identity import boottime
+from everdeck.messages import Incoming, encoded
 from support.repo_processes import end_all_under
 from support.waiting import until
 
 SAYS = "echo the secret is $KEY; exec sleep 1000"
+READER = Path(__file__).parents[1] / "support" / "sat_reader.py"
 
 
 @contextmanager
@@ -66,9 +71,12 @@ class Given:
         self._wanted: list[str] = []
         (place / "volume").mkdir()
         (place / "given").mkdir()
-        spec = {"command": ["sh", "-c", SAYS], "secrets": {"KEY": {"env": True}}}
-        (place / "given" / SPEC_FILE).write_text(json.dumps(spec))
+        self.specify({"command": ["sh", "-c", SAYS], "secrets": {"KEY": {"env": True}}})
         self.give("old")
+
+    def specify(self, spec: dict[str, Any]) -> None:
+        """Write the spec."""
+        (self.place / "given" / SPEC_FILE).write_text(json.dumps(spec))
 
     def give(self, secret: str) -> None:
         """Write the secret anew."""
@@ -121,3 +129,31 @@ def test_a_restart_is_done_once_though_its_pod_is_put_elsewhere(given: Given) ->
     for _ in range(2):
         with pod(given.place, f"{RESTART}c3") as report:
             assert given.seen(report) == ("started", 2 * counted + 1)
+
+
+def test_what_a_reader_in_an_earlier_pod_held_is_free_at_once(given: Given) -> None:
+    """On the same machine its lease would last for another minute."""
+    satellite = {"kind": "cron", "options": {"expression": "0 0 29 2 *"}}
+    given.specify({"satellite": satellite})
+    feed = given.place / "volume" / "deck" / "workers" / "alice" / "data" / "feed.db"
+    with pod(given.place, "a1"):
+        until(feed.exists, "its feed")
+    asyncio.run(_stored(feed, "hello"))
+    words = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    command = [*words, sys.executable, str(READER), str(feed), "stop-after-claim"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline().startswith("took hello")
+        reader.kill()
+    with Claims(feed) as claims:
+        assert claims.take() == [], "its lease has ended already: this test shows nothing"
+
+    with pod(given.place, "b2"), Claims(feed) as claims:
+        assert [json.loads(claim.payload)["text"] for claim in claims.take()] == ["hello"]
+
+
+async def _stored(feed: Path, text: str) -> None:
+    async with Inbox(feed) as inbox:
+        stream = inbox.stream("test:1")
+        await stream.begin()
+        await stream.store([Record(text, encoded(Incoming(id=text, channel="test", conversation="1", text=text)), "1")])

@@ -191,9 +191,11 @@ class Api:
         headers |= {"sec-websocket-protocol": "v4.channel.k8s.io", "Accept": "*/*"}
         self.requests += 1
         try:
-            channels = await session.ws_connect(url.replace("http", "ws", 1), headers=headers, max_msg_size=0)
-        except (OSError, _client_error()) as error:
-            raise ClientError(f"pod {pod} cannot be entered: {error}") from error
+            # The API server waits for the pod's node, which may be cut off: no kept-alive connection would tell.
+            async with asyncio.timeout(REQUEST_SECONDS):
+                channels = await session.ws_connect(url.replace("http", "ws", 1), headers=headers, max_msg_size=0)
+        except (OSError, TimeoutError, _client_error()) as error:
+            raise ClientError(f"pod {pod} cannot be entered: {error or type(error).__name__}") from error
         _keep_alive(channels.get_extra_info("socket"))
         self._entered.setdefault(pod, set()).add(channels)
         try:

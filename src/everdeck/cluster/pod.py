@@ -22,11 +22,13 @@ import msgspec
 
 from everdeck import AsyncDeck
 from everdeck.cluster.fence import DEADLINE_FD_ENV, REPORT_FD_ENV, Deadline, say
+from everdeck.deck.feeds import feed_of
 from everdeck.errors import EverdeckError, UnknownWorker
 from everdeck.faults import Fault, fault_of
 from everdeck.logs.keeper import bundles
 from everdeck.logs.reader import Follower, LogView
 from everdeck.model import Event, Limits, Secret, State, WorkerName, WorkerSpec, WorkerStatus, worker_name
+from everdeck.satellites import FEED, bridge
 from everdeck.statedir import StateDir
 
 VOLUME: Final = Path(os.environ.get("EVERDECK_VOLUME", "/everdeck"))
@@ -148,6 +150,16 @@ async def _start(deck: AsyncDeck, name: WorkerName, spec: WorkerSpec) -> None:
     _DONE.write_text(START)
 
 
+def _forget_readers(name: WorkerName, spec: WorkerSpec) -> None:
+    """Whoever read from a satellite on this volume in another pod is gone: what it held is handed out now.
+
+    On another machine its boot id would tell; on the same one only its lease, a minute later.
+    """
+    if spec.satellite is not None and (StateDir(STATE).worker(name).data / FEED).exists():
+        with contextlib.suppress(EverdeckError), bridge.opened(feed_of(STATE, name, spec)) as claims:
+            claims.forget_unseen()
+
+
 async def live(command: list[str]) -> int:
     """Run the worker until the fence says that it is over."""
     name = worker_name(os.environ["EVERDECK_WORKER_NAME"])
@@ -168,6 +180,7 @@ async def live(command: list[str]) -> int:
         deck.on_event(reports.heard)
         log_dir = StateDir(STATE).worker(name).log
         begins = _end_of(log_dir)  # before the start: its first lines are on the pod's output too
+        await asyncio.to_thread(_forget_readers, name, spec)
         try:
             await _start(deck, name, spec)
         except EverdeckError as error:

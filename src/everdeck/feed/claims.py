@@ -162,6 +162,13 @@ class Claims:
             rows = self._connection.execute(SQL["readers"], (self.id,)).fetchall()
         return [Other(row[0], Identity(row[1], row[3], row[4]), row[2], row[5]) for row in rows]
 
+    def forget_unseen(self) -> None:
+        """Free what readers of other pid namespaces hold: for who knows that none of them lives, lease or not."""
+        with self._transaction():
+            for other in self.others():
+                if not other.is_visible:
+                    self._free(other, wall_clock())
+
     def renew(self) -> None:
         """Say that this reader lives, while it holds something."""
         with self._transaction():

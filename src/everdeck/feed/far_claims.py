@@ -107,6 +107,10 @@ class FarClaims(Claims):
         """As :meth:`Claims.others`."""
         return self._ask("others", list[Other])
 
+    def forget_unseen(self) -> None:
+        """As :meth:`Claims.forget_unseen`."""
+        self._tell("forget_unseen")
+
     def renew(self) -> None:
         """As :meth:`Claims.renew`."""
         self._tell("renew")
