@@ -253,3 +253,15 @@ def test_limits_become_the_pods() -> None:
     ]
 
     assert container["resources"]["limits"] == {"memory": "1000000", "cpu": "250m"}
+
+
+def test_a_pod_asks_for_what_its_fence_needs() -> None:
+    """One that asks for nothing cannot renew its Lease on a busy node; a limit below that is asked for as it is."""
+    for limits, asked in (
+        (Limits(), {"cpu": "10m"}),
+        (Limits(memory_bytes=1_000_000), {"cpu": "10m", "memory": "1000000"}),
+        (Limits(cpu_percent=0.5), {"cpu": "5m"}),
+    ):
+        manifest = stateful_set(_name(), WorkerSpec(("bot",), limits=limits), SETTINGS, start="s", replicas=1)
+        (container,) = manifest["spec"]["template"]["spec"]["containers"]
+        assert container["resources"]["requests"] == asked

@@ -504,14 +504,20 @@ class Fence:
                         self._watchdog = 0
 
     def _start_watchdog(self) -> None:
+        """A copy of ourselves: on a busy node the start of an interpreter may take longer than a Lease lasts."""
         if self._watchdog:
             return
-        words = [sys.executable, "-P", "-m", "everdeck.cluster.fence", "--watchdog", str(self.deadline.fd)]
-        process = subprocess.Popen(  # noqa: TID251 - as the owner
-            words, pass_fds=(self.deadline.fd,), start_new_session=True, stdin=subprocess.DEVNULL
-        )
-        self._watchdog = process.pid
-        process.returncode = 0  # reaped with the orphans
+        self._watchdog = os.fork()  # noqa: TID251 - the fence has one thread
+        if self._watchdog == 0:
+            try:
+                signal.set_wakeup_fd(-1)
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                    signal.signal(number, signal.SIG_IGN)
+                os.setsid()
+                os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the deadline is memory: it needs no descriptor
+                watchdog(self.deadline)
+            finally:
+                os._exit(1)
 
     def _asked_to_end(self, *_: object) -> None:
         self._ending = True
@@ -548,10 +554,6 @@ def say(text: str) -> None:
 
 def main(arguments: list[str]) -> int:
     """``python -m everdeck.cluster.fence -- COMMAND …``, as the first process of a container."""
-    if arguments[:1] == ["--watchdog"]:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        watchdog(Deadline(int(arguments[1])))
     if os.getpid() != 1:
         say("it must be the first process of a container: elsewhere it would end processes that are not the pod's")
         return 2

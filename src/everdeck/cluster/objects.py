@@ -33,6 +33,8 @@ VOLUME: Final = "data"
 ACCOUNT_ID: Final = 10001
 """Whoever the worker's processes run as: pods of the "restricted" level may not be root."""
 
+_FENCE_CPU: Final = 10  # thousandths of a processor
+
 SETTINGS: Final = "everdeck"
 """The ConfigMap that keeps the settings of the deck of a namespace."""
 
@@ -303,4 +305,6 @@ def _resources(spec: WorkerSpec) -> Manifest:
         limits["memory"] = str(spec.limits.memory_bytes)
     if spec.limits.cpu_percent is not None:
         limits["cpu"] = f"{round(spec.limits.cpu_percent * 10)}m"
-    return {"limits": limits, "requests": limits} if limits else {}
+    # Who asks for nothing gets what others leave over: on a busy node less than a fence needs to renew its Lease.
+    requests = {"cpu": f"{_FENCE_CPU}m", **limits}
+    return {"limits": limits, "requests": requests} if limits else {"requests": requests}
