@@ -20,8 +20,10 @@ from everdeck.cluster.events import EventLog, Told
 from everdeck.cluster.export import manifests
 from everdeck.cluster.fence import STATUS_ANNOTATION, TOLD_ANNOTATION
 from everdeck.cluster.lease import Terms
+from everdeck.cluster.mirror import Mirror
 from everdeck.cluster.objects import WORKER_LABEL, Manifest, Settings, dependents, stateful_set
 from everdeck.cluster.operator import Operator
+from everdeck.errors import ClientError
 from everdeck.kernel.identity import boottime
 from everdeck.model import EventKind, WorkerSpec, worker_name
 from support.cluster_api import MISSING, ApiServer
@@ -265,6 +267,49 @@ def _open_files() -> Iterator[str]:
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the one by which we look
             yield str(entry.readlink())
+
+
+class _BreaksOff(Api):
+    """Its watches tell nothing, and end when they are told to: politely, or because the server has gone."""
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__(namespace)
+        self.ends: asyncio.Queue[bool] = asyncio.Queue()
+
+    async def watch(self, kind: str, version: str, labels: str = "") -> AsyncGenerator[tuple[str, Manifest], None]:
+        if not await self.ends.get():
+            raise ClientError(f"the watch of {kind} after {version} broke off ({labels})")
+        for nothing in ():
+            yield nothing
+
+
+def test_a_silence_that_nobody_could_break_is_none(with_api: Callable[..., Any]) -> None:
+    """While the server is away no fence can renew: an operator begins to count when it hears again."""
+
+    async def scenario(api: Api) -> None:
+        await _pod_with_lease(api, "alice", "node")
+        lone = await _BreaksOff(api.namespace).connect()
+        looks = asyncio.Event()
+        mirror = Mirror(lone, "Lease", WORKER_LABEL, looks.set)
+        keeping = asyncio.ensure_future(mirror.keep())
+
+        async def looked_again(*, politely: bool) -> float:
+            looks.clear()
+            lone.ends.put_nowait(politely)
+            await looks.wait()
+            return mirror.unchanged_since("alice")
+
+        try:
+            await mirror.current.wait()
+            since = mirror.unchanged_since("alice")
+            assert await looked_again(politely=True) == since
+            assert await looked_again(politely=False) > since
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            await lone.close()
+
+    with_api(scenario)
 
 
 async def _pod_with_lease(api: Api, name: str, node: str) -> None:

@@ -24,6 +24,7 @@ class Mirror:
         self.objects: dict[str, Manifest] = {}
         self._since: dict[str, float] = {}
         self._looked_at = 0.0
+        self._deaf = True
         self.current = asyncio.Event()
         self._api = api
         self._kind = kind
@@ -43,6 +44,7 @@ class Mirror:
                         self.take(item)
                     self._changed()
                 continue
+            self._deaf = True
             self.current.clear()
             await asyncio.sleep(_AGAIN_SECONDS)  # noqa: TID251 - an API server that is away gives no event
 
@@ -62,13 +64,19 @@ class Mirror:
             self._since[name] = boottime()
 
     def unchanged_since(self, name: str) -> float:
-        """Since when it has its present version, or is gone; at the earliest since we began to look."""
+        """Since when it has its present version, or is gone; at the earliest since we can look again.
+
+        While the API server is away nobody can write, so a silence that nobody could break tells nothing.
+        """
         return self._since.get(name, self._looked_at)
 
     async def _list(self) -> str:
         items, version = await self._api.all(self._kind, self._labels)
         there = {item["metadata"]["name"] for item in items}
-        self._looked_at = self._looked_at or boottime()
+        if self._deaf:
+            self._deaf = False
+            self._looked_at = boottime()
+            self._since.clear()
         for gone in set(self.objects) - there:
             self.drop(gone)
         for item in items:

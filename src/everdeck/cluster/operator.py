@@ -120,9 +120,9 @@ class Operator:
     # --- working ------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        for mirror in (self._pods, self._leases, self._sets, self._nodes):
-            await mirror.current.wait()
         while True:
+            for mirror in (self._pods, self._leases, self._sets, self._nodes):
+                await mirror.current.wait()  # nobody is judged by an old picture
             self._changed.clear()
             await self._guarded(self._transfer)
             await self._guarded(self._rescue)
