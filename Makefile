@@ -41,7 +41,7 @@ bench: ## Everdeck beside its peers and the bare kernel; writes docs/benchmarks.
 	@$(BIN)/python -m bench $(ARGS)
 
 # Tests that switch nodes and servers off run alone; the others wait for pods most of the time, so four at once do.
-HARMED := $(addprefix tests/kubernetes/test_, never_two_copies.py satellites.py many.py)
+HARMED := $(addprefix tests/kubernetes/test_, never_two_copies.py satellites.py export.py many.py)
 UNHARMED := $(filter-out $(HARMED), $(wildcard tests/kubernetes/test_*.py)) tests/contract
 
 test-kubernetes: ## the tests on a real cluster, made here from Debian packages (root; 25 minutes, 8 with its cache)
@@ -49,7 +49,7 @@ test-kubernetes: ## the tests on a real cluster, made here from Debian packages 
 	@scripts/cluster up
 	@scripts/cluster everdeck
 	@scripts/cluster jupyter
-	@status=0; \
+	@status=0; export EVERDECK_TEST_PATIENCE=240; \
 	  scripts/cluster run $(BIN)/python -m pytest -n 4 $(UNHARMED) -k "kubernetes or cluster" $(ARGS) || status=$$?; \
 	  scripts/cluster run $(BIN)/python -m pytest -n 0 -s $(HARMED) $(ARGS) || status=$$?; \
 	  scripts/cluster down; exit $$status

@@ -2,30 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from everdeck import Deck
 from support.cluster_beats import COMMAND, Beats, beats_file, overlaps
-from support.cluster_machines import IMAGE, Cluster, until
-
-
-def everdeck(*words: str, cwd: Path, code: int = 0, **more: str) -> str:
-    """What the command prints."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "everdeck.cli", *words],
-        cwd=cwd,
-        env={**os.environ, **more},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout + done.stderr
+from support.cluster_machines import IMAGE, Cluster, everdeck, until
 
 
 def test_the_same_words_as_on_one_box(namespace: str, cluster: Cluster, tmp_path: Path) -> None:

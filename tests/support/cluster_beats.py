@@ -4,9 +4,12 @@ Nodes of the test cluster are namespaces of one kernel, so CLOCK_BOOTTIME is one
 that ran at the same time are seen as such without any doubt about clocks.
 """
 
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+from support.cluster_machines import until
 
 PROGRAM = """
 import os, time
@@ -65,6 +68,22 @@ class Beats:
     def newest(self) -> Stretch:
         """The copy that began last."""
         return self.stretches()[-1]
+
+    def next_life(self, lives: int, seconds: float = 150) -> Stretch:
+        """The first copy after so many others."""
+        until(lambda: self.lives > lives, f"copy {lives + 1}", seconds)
+        return self.stretches()[lives]
+
+    def settled(self) -> list[Stretch]:
+        """Every life, when the newest one has beaten for a while."""
+        newest = self.newest
+        until(lambda: self.newest.last > newest.last + 2, "the newest copy goes on")
+        return self.stretches()
+
+
+def now() -> float:
+    """On the clock of the beats."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def overlaps(lives: list[Stretch]) -> list[tuple[Stretch, Stretch]]:

@@ -98,15 +98,34 @@ class Operator:
     """``everdeck operator`` as a process of this machine, inside the cluster's network."""
 
     def __init__(self, namespace: str) -> None:
-        words = [sys.executable, "-P", "-m", "everdeck.cli", "operator", "--namespace", namespace]
-        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+        self._words = [sys.executable, "-P", "-m", "everdeck.cli", "operator", "--namespace", namespace]
+        self.start()
+
+    def start(self) -> None:
+        """Another one."""
+        self._process = subprocess.Popen(self._words, stdin=subprocess.DEVNULL)
 
     def kill(self) -> None:
         """At once."""
-        self.process.kill()
-        self.process.wait()
+        self._process.kill()
+        self._process.wait()
 
 
 def until(fact: Callable[[], object], what: str, seconds: float = 120) -> Any:
     """What happens in a cluster takes longer, and a look is a request."""
     return waiting.until(fact, what, seconds, pause_seconds=0.2)
+
+
+def everdeck(*words: str, cwd: Path, code: int = 0, **more: str) -> str:
+    """What the command prints."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "everdeck.cli", *words],
+        cwd=cwd,
+        env={**os.environ, **more},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
