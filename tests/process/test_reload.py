@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from support.cli_daemon import PATIENCE_SECONDS
+from everdeck.kernel import unixsocket
+from everdeck.wire.client import WireClient
+from everdeck.wire.frames import Cutter, Welcome, decode_answered
+from support.cli_daemon import EVERDECK, PATIENCE_SECONDS, Person
 from support.web_served import Served, served_at
 
 RELOADS = int(os.environ.get("EVERDECK_TEST_RELOADS", "3"))
@@ -23,6 +26,16 @@ def served(tmp_path: Path) -> Iterator[Served]:
     """A daemon on TCP."""
     with served_at(tmp_path / "state") as served:
         yield served
+
+
+@pytest.fixture
+def person(tmp_path: Path) -> Iterator[Person]:
+    """Somebody with a deck that has no daemon yet."""
+    person = Person(tmp_path / "state")
+    try:
+        yield person
+    finally:
+        person.leaves()
 
 
 @contextlib.contextmanager
@@ -86,6 +99,34 @@ def answered(connection: socket.socket, request: bytes) -> None:
         assert block, answer
         answer += block
     assert answer.startswith(b"HTTP/1.1 200")
+
+
+def test_whoever_connects_to_the_deck_while_the_next_image_loads_is_answered(tmp_path: Path, person: Person) -> None:
+    """Its socket is never refused: the question waits in the kernel's queue, however long the image takes."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    hold = f"import os\nif 'EVERDECK_HANDED_OVER' in os.environ: open({str(gate)!r}).read()\n"
+    (tmp_path / "sitecustomize.py").write_text(hold)
+    person.env["PYTHONPATH"] = str(tmp_path)
+    first = person.up()
+    reload = subprocess.Popen([str(EVERDECK), "--state", str(person.state), "reload"], env=person.env)
+    with gate.open("w"):  # returns when the next image has come to its gate
+        waiting = unixsocket.connect(person.state, "deck.sock", PATIENCE_SECONDS)
+    with waiting:
+        (welcome,) = Cutter(1 << 20).feed(waiting.recv(65536))
+        told = decode_answered(welcome)
+    assert isinstance(told, Welcome)
+    assert told.owner_pid == first
+    assert reload.wait(PATIENCE_SECONDS) == 0
+
+
+def test_a_socket_that_was_removed_is_there_again_after_a_reload(person: Person) -> None:
+    """What is handed on is of use only under its name."""
+    person.up()
+    (person.state / "deck.sock").unlink()
+    person.types("reload")
+    with WireClient(person.state) as client:
+        client.connect()
 
 
 def test_a_request_under_way_is_finished_first(served: Served) -> None:

@@ -160,17 +160,20 @@ class DeckHome:
 
     # --- exec in place ------------------------------------------------------------------------------------------
 
-    def hand_over(self, lifelines: dict[str, int], notify_fd: int, guardian: dict[str, int] | None) -> dict[str, str]:
+    def hand_over(
+        self, lifelines: dict[str, int], notify_fd: int, listener_fd: int, guardian: dict[str, int] | None
+    ) -> dict[str, str]:
         """Let these descriptors survive an exec, and say so in the environment."""
         if self._lock_fd is None:
             raise StateDirRefused(f"{self.state_dir}: not owned by this process")
-        for fd in (self._lock_fd, notify_fd, *lifelines.values()):
+        for fd in (self._lock_fd, notify_fd, listener_fd, *lifelines.values()):
             os.set_inheritable(fd, True)  # noqa: FBT003 - the name of the argument is the function's
         told = {
             "pid": os.getpid(),
             "state_dir": str(self.state_dir),
             "lock_fd": self._lock_fd,
             "notify_fd": notify_fd,
+            "listener_fd": listener_fd,
             "lifelines": lifelines,
             "guardian": guardian,
         }
@@ -191,9 +194,10 @@ class DeckHome:
         # A variable that leaked into another process speaks of descriptors that are not there.
         if told["pid"] != os.getpid() or told["state_dir"] != str(self.state_dir):
             return Inherited()
-        for fd in (told["lock_fd"], told["notify_fd"]):
+        listener_fd: int | None = told.get("listener_fd")  # an image of an earlier release did not hand it on
+        for fd in (told["lock_fd"], told["notify_fd"], *([] if listener_fd is None else [listener_fd])):
             os.set_inheritable(fd, False)  # noqa: FBT003
-        return Inherited(told["lock_fd"], told["notify_fd"], told["lifelines"], told["guardian"])
+        return Inherited(told["lock_fd"], told["notify_fd"], told["lifelines"], told["guardian"], listener_fd)
 
 
 def make_state_dir(state_dir: Path) -> None:

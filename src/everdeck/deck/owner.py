@@ -195,10 +195,7 @@ class Owner(MessageVerbs):
         try:
             crash_point("open.locked")
             # Before anything else: who connects from now on waits in the kernel's queue until the deck is recovered.
-            if inherited.listener_fd is None:
-                listener = unixsocket.listen(state_dir, SOCKET)
-            else:
-                listener = socket.socket(fileno=inherited.listener_fd)
+            listener = _listener(state_dir, inherited.listener_fd)
             crash_point("open.listening")
             registry = Registry.open(home.registry_path, ids.boot_id())
             deck_id = registry.meta("deck_id") or uuid.uuid4().hex[:16]
@@ -340,11 +337,13 @@ class Owner(MessageVerbs):
         """Make what must survive an exec in place inheritable; returns the environment that tells the next image.
 
         The caller calls :func:`os.execve` at once. Same pid, so children stay children; the deck's lock, the lifelines
-        of bound workers, the ear for notifications and the guardian's line are carried over as descriptors.
+        of bound workers, the ear for notifications, the guardian's line and the socket at which others connect are
+        carried over as descriptors.
         """
         parts = self._parts()
         lifelines = {one.name: one.lifeline.write_fd for one in parts.workers.values() if one.lifeline is not None}
-        return self._home.hand_over(lifelines, parts.notify.fileno(), parts.guardian.hand_over())
+        listener_fd = self._server.listener.fileno()
+        return self._home.hand_over(lifelines, parts.notify.fileno(), listener_fd, parts.guardian.hand_over())
 
     async def carry_out(self, verb: Verb[_Answer], request: str | None, tell: Callable[[Any], None]) -> _Answer:
         """A verb that this process asked of an owner before it was the owner itself."""
@@ -1023,6 +1022,17 @@ class Owner(MessageVerbs):
 
     def _unknown(self, name: str) -> UnknownWorker:
         return UnknownWorker.among(name, self._parts().workers)
+
+
+def _listener(state_dir: Path, inherited_fd: int | None) -> socket.socket:
+    """The socket of the owner before us, with whoever waits there; or our own, also if somebody removed its name."""
+    if inherited_fd is None:
+        return unixsocket.listen(state_dir, SOCKET)
+    inherited = socket.socket(fileno=inherited_fd)
+    if (state_dir / SOCKET).is_socket():
+        return inherited
+    inherited.close()
+    return unixsocket.listen(state_dir, SOCKET)
 
 
 def _why_failed(record: WorkerRecord) -> str:
