@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 
 from everdeck import Deck, config, disk
-from everdeck.errors import ConfigRefused, SpecError
+from everdeck.errors import ConfigRefused, RegistryError, SpecError
 from everdeck.model import EventKind
 from everdeck.registry import Registry
 from support import deck_owner, power_trace
@@ -113,6 +114,34 @@ def test_a_file_system_that_gave_up_is_no_file_without_a_disk(tmp_path: Path, mo
     monkeypatch.setattr("os.fdatasync", refuse)
     with pytest.raises(OSError, match="Read-only"):
         disk.replace_file(tmp_path / "secret", b"new")
+
+
+def test_what_a_sync_refused_is_written_anew_before_anything_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of a page that it could not write once; the next sync of it succeeds and proves nothing."""
+    state, sync, refusals = tmp_path / "state", os.fdatasync, [0]
+
+    def refuse(fd: int) -> None:
+        if refusals[0] and Path(f"/proc/self/fd/{fd}").readlink().name == "deck.db-wal":
+            refusals[0] -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        sync(fd)
+
+    monkeypatch.setattr("os.fdatasync", refuse)
+    with Deck(state) as deck:
+        deck.start("before", ["sleep", "1000"])
+        refusals[0] = 1
+        with pytest.raises(RegistryError, match="Input/output"):
+            deck.start("refused", ["sleep", "1000"])
+        deck.start("after", ["sleep", "1000"])
+        alone = tmp_path / "alone"
+        alone.mkdir()
+        shutil.copy(state / "deck.db", alone)  # without the log, whose content may be anything
+        with contextlib.closing(sqlite3.connect(alone / "deck.db")) as database:
+            known = {name for (name,) in database.execute("SELECT name FROM workers")}
+        assert {"before", "refused"} <= known, "what was recorded up to the failure has to be written once more"
+        deck.stop_all()
 
 
 @pytest.mark.parametrize("durability", ["power", "process"])

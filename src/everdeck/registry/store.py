@@ -57,6 +57,7 @@ _BUSY_SECONDS: Final = 5.0
 # Another program's write holds up the owner's loop, and with it everybody's supervision, for at most so long; and once
 # it took that long, for no time at all until it is over.
 _OWNER_BUSY_SECONDS: Final = 0.2
+_WRITE_ANEW_BUSY_SECONDS: Final = 0.5
 
 _decode_spec: Final = msgspec.json.Decoder(WorkerSpec).decode
 _decode_exit: Final = msgspec.json.Decoder(Exit).decode
@@ -172,6 +173,7 @@ class Registry:
         self._since_pruning = 0
         self._ids_reserved = 0
         self._wal_fd = -1
+        self._doubtful = False  # was a sync refused, so that what it covered may not be on the disk?
         self._waits = True
 
     @classmethod
@@ -274,10 +276,33 @@ class Registry:
     def sync(self) -> None:
         """Wait until the disk has every commit that was made before; may be called from another thread.
 
-        A checkpoint syncs what it moves by itself, so the write-ahead log is all there is to wait for.
+        A checkpoint syncs what it moves by itself, so the write-ahead log is all there is to wait for. Once that was
+        refused, another sync of it proves nothing: the kernel tells of pages that it could not write once, and takes
+        them for written from then on (fsync(2); "PostgreSQL's fsync() surprise", LWN, 2018). They are still in memory,
+        so everything is moved to the database first, which writes it anew.
         """
         with _translated(self.path):
-            disk.sync(self._wal_fd)
+            if self._doubtful:
+                self._write_anew()
+                self._doubtful = False
+            try:
+                disk.sync(self._wal_fd)
+            except OSError:
+                self._doubtful = True
+                raise
+
+    def _write_anew(self) -> None:
+        """Move every commit from the write-ahead log to the database, and begin the log anew.
+
+        By a connection of its own, because this is not the owner's thread: who writes meanwhile is refused.
+        """
+        connection = _connect(self.path, "rw", _WRITE_ANEW_BUSY_SECONDS)
+        try:
+            busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            connection.close()
+        if busy:
+            raise RegistryUnavailable(f"{self.path}: a sync failed, and somebody reads what has to be written anew")
 
     def wait_for_others(self, *, waits: bool) -> None:
         """Whether a write waits a moment for another program that is writing; if not, it is refused at once."""
@@ -468,13 +493,13 @@ class _Corrupt(RegistryError):
     """The file is not a sound database."""
 
 
-def _connect(path: Path, mode: str = "rwc") -> sqlite3.Connection:
+def _connect(path: Path, mode: str = "rwc", busy_seconds: float = _BUSY_SECONDS) -> sqlite3.Connection:
     # As a URI: '?' and '#' in a path are quoted by as_uri.
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}",
         uri=True,
         isolation_level=None,
-        timeout=_BUSY_SECONDS,
+        timeout=busy_seconds,
         check_same_thread=False,
         cached_statements=64,
     )
