@@ -6,13 +6,17 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import cast
 
+import pytest
+
 from everdeck import AsyncDeck
+from everdeck.errors import StateDirRefused
 from everdeck.model import Event, EventKind
+from everdeck.server import sse
 from everdeck.server.sse import Choice, EventFan
 from support.repo_processes import end_all_under
 from support.web_served import events_of, served_at
@@ -174,6 +178,61 @@ def test_what_happened_before_the_fan_could_read_reaches_whoever_waits(tmp_path:
 
     try:
         asyncio.run(asyncio.wait_for(scenario(), 60))
+    finally:
+        end_all_under(tmp_path)
+
+
+def test_a_pass_that_cannot_be_looked_up_ends_its_own_stream_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody spoiled the file of tokens: whoever is known otherwise is told at once, not with the next ping."""
+    monkeypatch.setattr(sse, "PING_SECONDS", 1000.0)
+    spoiled = False
+
+    def holds() -> bool:
+        if spoiled:
+            raise StateDirRefused("the token cannot be read")
+        return True
+
+    async def scenario() -> None:
+        nonlocal spoiled
+        async with AsyncDeck(tmp_path, durability="process") as deck:
+            fan = EventFan(deck)
+            got, grown = [b""] * 40, asyncio.Event()
+
+            def taker(number: int) -> Callable[[bytes], bool]:
+                def take(part: bytes) -> bool:
+                    got[number] += part
+                    grown.set()
+                    return True
+
+                return take
+
+            async def read(number: int, pass_holds: Callable[[], bool]) -> None:
+                take = taker(number)
+                async for part in fan.stream(0, Choice(), pass_holds, None, take):
+                    take(part)
+
+            # Who is asked first is not said, so there are many of both.
+            readers = [asyncio.create_task(read(n, holds if n % 2 else lambda: True)) for n in range(len(got))]
+
+            async def all_have(event: int, which: range) -> None:
+                while not all(b"id: %d\n" % event in got[number] for number in which):
+                    grown.clear()
+                    await grown.wait()
+
+            await deck.record_event(None, EventKind.FEED, {"what": "first"})
+            await all_have(await deck.last_event_id(), range(len(got)))
+            spoiled = True
+            await deck.record_event(None, EventKind.FEED, {"what": "second"})
+            await all_have(await deck.last_event_id(), range(0, len(got), 2))
+            await asyncio.wait(readers[1::2])
+            fan.close()
+            ended = await asyncio.gather(*readers, return_exceptions=True)
+            assert [type(one) for one in ended] == [type(None), StateDirRefused] * (len(got) // 2)
+
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), 30))
     finally:
         end_all_under(tmp_path)
 
