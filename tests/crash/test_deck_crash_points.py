@@ -126,6 +126,35 @@ def test_a_crash_in_the_middle_of_a_group_is_an_ordinary_start(point: str, visit
         end_all_under(tmp_path)
 
 
+@pytest.mark.parametrize("point", ["start.begin", "start.intent-recorded", "start.locked", "start.spawned"])
+def test_a_crash_while_a_worker_is_replaced_is_an_ordinary_start(point: str, tmp_path: Path) -> None:
+    """Before its record tells of it, the replacement is found by the note beside its lock, and stays what it is."""
+    state = tmp_path / "state"
+    mark = str(300_000 + os.getpid() % 50_000 + (abs(hash(point)) % 1000) * 0.001)
+    crash_at = {CRASH_AT_ENV: f"{point}:2"}  # the first visit is the first start
+    try:
+        with running(sys.executable, SCENARIO, "replaced", str(state), mark, "0", **crash_at) as owner:
+            said, errors = owner.communicate(timeout=100)
+        assert owner.returncode == -signal.SIGKILL, f"{point} was not reached: {errors[-2000:]}"
+        words = [line.split() for line in said.splitlines()]
+        (containment,) = [line[1] for line in words if line[0] == "containment"]
+        seen = [tuple(line[1:]) for line in words if line[0] == "event"]
+        survivors = _processes(mark)
+        assert len(survivors) == (point == "start.spawned")
+        for _ in range(2):
+            with Deck(state) as deck:
+                _check(deck, state, mark, seen)
+                status = deck.status("again")
+                assert status.state is State.RUNNING
+                if survivors:
+                    assert (status.pid, status.containment) == (survivors[0], containment)
+        with Deck(state) as deck:
+            deck.stop_all()
+            assert _processes(mark) == []
+    finally:
+        end_all_under(tmp_path)
+
+
 def _check(deck: Deck, state: Path, mark: str, seen: list[tuple[str, ...]]) -> None:
     leaders = {status.name: status for status in deck.list()}
     registry = read_only(state / "deck.db")

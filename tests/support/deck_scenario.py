@@ -1,18 +1,20 @@
-"""Owners for the crash tests: one that leaves work behind for recovery, one that uses every verb, one for a group.
+"""Owners for the crash tests: one leaves work behind, one uses every verb, one starts a group, one replaces a worker.
 
-Run as ``python deck_scenario.py before|verbs|many STATE MARK STRANGER_PID``. ``MARK`` makes the command lines of one
-test unique, so that copies can be counted in /proc by command. What the owner has seen of the event stream is printed,
-so that the test can check that nothing of it was lost.
+Run as ``python deck_scenario.py before|verbs|many|replaced STATE MARK STRANGER_PID``. ``MARK`` makes the command
+lines of one test unique, so that copies can be counted in /proc by command. What the owner has seen of the event stream
+is printed, so that the test can check that nothing of it was lost.
 """
 
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from everdeck import AsyncDeck, Restart, Stop, WorkerSpec
+from everdeck.clock import Clock
 from everdeck.errors import SpawnFailed
 from everdeck.model import Event, State
 
@@ -94,6 +96,26 @@ async def many(state: str, mark: str, _stranger: int) -> None:
         await asyncio.Event().wait()
 
 
+class _MinuteAhead(Clock):
+    """By this clock a worker has run for a minute as soon as it runs, so it is replaced as one that ran well."""
+
+    def boottime(self) -> float:
+        return super().boottime() + 60
+
+
+async def replaced(state: str, mark: str, _stranger: int) -> None:
+    """Kill a worker that is started again at once, in the cgroup of the one before where there are cgroups."""
+    async with AsyncDeck(state, clock=_MinuteAhead()) as deck:
+        listener = asyncio.ensure_future(_repeat(deck))
+        first = await deck.start("again", sleeper(mark, "again"), restart=Restart(backoff_seconds=0))
+        assert first.pid is not None
+        say("containment", first.containment)
+        os.kill(first.pid, signal.SIGKILL)  # the worker of this test, alive until now
+        await until_event(deck, lambda event: event.kind == "restarted")
+        listener.cancel()
+        say("done")
+
+
 async def _repeat(deck: AsyncDeck) -> None:
     async for event in deck.follow(after=0):
         say("event", event.id, event.worker, event.kind.value)
@@ -105,7 +127,7 @@ def wanted_alive(state: State) -> bool:
 
 
 if __name__ == "__main__":
-    role = {"before": before, "verbs": verbs, "many": many}[sys.argv[1]]
+    role = {"before": before, "verbs": verbs, "many": many, "replaced": replaced}[sys.argv[1]]
     asyncio.run(role(sys.argv[2], sys.argv[3], int(sys.argv[4])))
     sys.stdout.flush()
     assert Path(sys.argv[2]).exists()

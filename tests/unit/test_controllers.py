@@ -55,9 +55,10 @@ def test_what_holds_already_is_not_asked_for_again(tmp_path: Path) -> None:
 
 def test_kills_are_counted_from_memory_events(tmp_path: Path) -> None:
     """`oom` counts how often the limit was hit, `oom_kill` who died of it."""
-    assert controllers.oom_kills(tmp_path) == 0
-    (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n")
-    assert controllers.oom_kills(tmp_path) == 2
+    worker = _group(_group(tmp_path / "deck", enabled="memory") / "alice")
+    assert controllers.oom_kills(worker) == 0
+    (worker / "memory.events").write_text("low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n")
+    assert controllers.oom_kills(worker) == 2
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from everdeck.crashpoints import crash_point
 from everdeck.deck.parts import RETRY_SECONDS, Change, Parts
-from everdeck.deck.worker import Worker
+from everdeck.deck.worker import Held, Worker
 from everdeck.details import ExitTold, Survivor
 from everdeck.errors import StopFailed
 from everdeck.kernel import exits
@@ -169,14 +169,18 @@ class Ending:
 
     def let_go(self, worker: Worker) -> None:
         """Its process is gone: let go of what we held for it."""
+        self._parts.logs.unwatch(worker.record.name)
+        self.set_aside(worker).let_go()
+
+    def set_aside(self, worker: Worker) -> Held:
+        """The same for one that is replaced now: its log goes on, and what was held may be let go of afterwards."""
         parts, name = self._parts, worker.record.name
         if worker.pidfd is not None:
             parts.watch.forget(worker.pidfd)
         parts.guardian.unbind(name)
         parts.health.unwatch(name)
-        parts.logs.unwatch(name)
         parts.memory.unwatch(name)
-        worker.let_go()
+        return worker.set_aside()
 
     async def end_trees(
         self,

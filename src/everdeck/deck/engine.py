@@ -232,12 +232,15 @@ class Engine:
         lock_fd: int | None,
         *,
         last_end: str | None = None,
+        end_mark: str | None = None,
+        same_cgroup: bool = False,
         may_hang: bool = False,
     ) -> Ready:
         """Make everything that its spec says, up to its process; leaves nothing behind when that cannot be made.
 
-        ``last_end`` is what the worker is told of how its last process ended. The lock is the caller's until this
-        returns. With ``may_hang`` the kernel may never answer to the start, and other threads go on meanwhile.
+        ``last_end`` is what the worker is told of how its last process ended, ``end_mark`` what its log is told of it
+        if nobody has yet. With ``same_cgroup`` the cgroup of its last process may serve again. The lock is the caller's
+        until this returns. With ``may_hang`` the kernel may never answer to the start; other threads go on meanwhile.
         """
         home = f"{self._workers}/{name}"
         log_dir = self.log_text(name)
@@ -252,8 +255,9 @@ class Engine:
                 line = lifeline.make()
             kept = (lock_fd if self._with_lock else None, line.read_fd if line else None)
             # Before the process exists: its first line cannot come before the mark of its start.
-            logfiles.mark(log_dir, f"started cookie={cookie}", fd=stdout_fd)
-            given_up = rights.born(spec, home, self._cgroup_for(name, spec), port)
+            ended = () if end_mark is None else (end_mark,)
+            logfiles.mark(log_dir, *ended, f"started cookie={cookie}", fd=stdout_fd)
+            given_up = rights.born(spec, home, self._cgroup_for(name, spec, same_cgroup=same_cgroup), port)
             birth = given_up.__enter__()
             start = spawn.Start(
                 _command_of(spec),
@@ -335,10 +339,12 @@ class Engine:
         """How a program is born that we run for a worker, beside it: with what the worker may do, and no more."""
         return rights.born(spec, f"{self._workers}/{name}", cgroup, port, beside=True)
 
-    def _cgroup_for(self, name: WorkerName, spec: WorkerSpec) -> str | None:
+    def _cgroup_for(self, name: WorkerName, spec: WorkerSpec, *, same_cgroup: bool) -> str | None:
         """An empty cgroup with its limits, for a worker to be born in."""
         cgroup = None if self._cgroups is None else f"{self._cgroups}/{name}"
-        if cgroup is None or not containment.make_fresh_cgroup(cgroup):
+        if cgroup is None:
+            return None
+        if not (same_cgroup and os.path.isdir(cgroup)) and not containment.make_fresh_cgroup(cgroup):  # noqa: PTH112
             return None
         if controllers.needed(spec.limits):
             controllers.apply(Path(cgroup), spec.limits)

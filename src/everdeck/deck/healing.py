@@ -21,7 +21,7 @@ from everdeck.deck import daemons
 from everdeck.deck import reconcile as rules
 from everdeck.deck.ending import Ending, exit_detail, killed, out_of_memory, pid_of, stop_failed
 from everdeck.deck.parts import RETRY_SECONDS, Parts
-from everdeck.deck.starting import Starting
+from everdeck.deck.starting import End, Starting
 from everdeck.deck.worker import Worker
 from everdeck.errors import EverdeckError, KernelError, RegistryError, StopFailed
 from everdeck.kernel import containment, controllers, exits
@@ -36,6 +36,7 @@ _EXIT_PATIENCE_SECONDS: Final = 5.0  # how long an adopted worker's new parent m
 _NEVER_RAN: Final = exits.from_wait_status(127 << 8)
 # A power cut leaves no trace where it took lines from the end of a log, so the mark after them tells of it.
 _WITH_THE_MACHINE: Final = "with the machine: what it wrote last may not have reached the disk"
+_RAN_SECONDS: Final = 1.0
 _ILL: Final = exits.from_wait_status(signal.SIGKILL)
 
 
@@ -73,8 +74,10 @@ class Healing:
             ended_as, kills = _exit_of(worker), _kernel_kills(worker)
             if kills and ended_as == Killed(signal.SIGKILL):
                 ended_as = Killed(signal.SIGKILL, oom=True)
-            left_behind = await self._end_leftovers(worker) if not containment.is_gone(worker.tree()) else []
-            await self.settle(worker, ended_as, left_behind, oom_kills=kills)
+            left_behind, alone = [], containment.is_gone(worker.tree(), leader_ended=True)
+            if not alone:
+                left_behind = await self._end_leftovers(worker)
+            await self.settle(worker, ended_as, left_behind, oom_kills=kills, alone=alone)
         except (RegistryError, KernelError, StopFailed, OSError) as err:
             self._look_again(worker, err)
 
@@ -97,9 +100,18 @@ class Healing:
             worker.timer = self._parts.loop.call_later(RETRY_SECONDS, self.died, worker)
 
     async def settle(
-        self, worker: Worker, ended_as: Exit, left_behind: Sequence[str] = (), *, oom_kills: int = 0
+        self,
+        worker: Worker,
+        ended_as: Exit,
+        left_behind: Sequence[str] = (),
+        *,
+        oom_kills: int = 0,
+        alone: bool = False,
     ) -> None:
-        """The tree is gone: decide, record, and start again if that is due at once."""
+        """The tree is gone: decide, record, and start again if that is due at once.
+
+        ``alone``: nobody was left when its leader had ended, so nobody had to be killed.
+        """
         parts, record = self._parts, worker.record
         now = parts.clock.boottime()
         uptime = parts.uptime(record, now)
@@ -157,25 +169,54 @@ class Healing:
                     backoff_until=now + decision.delay_seconds,
                 )
                 told["delay_seconds"] = round(decision.delay_seconds, 3)
-                self._save_end(worker, ended, told, crashed=decision.crashed)
-                crash_point("ended.recorded")
-                if decision.delay_seconds <= 0:
-                    await self._restart(worker)
-                else:
+                if decision.delay_seconds > 0:
+                    self._save_end(worker, ended, told, crashed=decision.crashed)
                     self.start_later(worker, decision.delay_seconds)
+                    return
+                # One killed through its cgroup would be killed at its birth there: whoever ran for a while was not.
+                # A limit may count the last one's zombie.
+                again = alone and worker.is_child and not oom_kills and uptime >= _RAN_SECONDS
+                again = again and not controllers.needed(record.spec.limits)
+                end = End(
+                    self._told_of_end(worker, ended, told, crashed=decision.crashed),
+                    _mark_of_end(record, ended),
+                    same_cgroup=again and record.cgroup is not None,
+                )
+                worker.record = ended
+                if end.same_cgroup:
+                    await self._replace(worker, end)
+                else:
+                    self._ending.let_go(worker)
+                    await self._restart(worker, end)
             case _:
                 assert_never(decision)
 
+    async def _replace(self, worker: Worker, end: End) -> None:
+        """Start the next one before the last one's zombie is reaped and its descriptors are closed."""
+        held = self._ending.set_aside(worker)
+        try:
+            await self._restart(worker, end)
+        finally:
+            held.let_go()
+            if not worker.has_process:
+                self._parts.logs.unwatch(worker.record.name)
+
     def _save_end(self, worker: Worker, ended: WorkerRecord, told: dict[str, Any], *, crashed: bool) -> None:
-        parts, pid = self._parts, pid_of(worker.record)
+        parts, mark = self._parts, _mark_of_end(worker.record, ended)
+        parts.note([(worker, ended, self._told_of_end(worker, ended, told, crashed=crashed))])
+        logfiles.mark(parts.engine.log_text(ended.name), mark)
+        self._ending.let_go(worker)
+        crash_point("ended.recorded")
+
+    def _told_of_end(
+        self, worker: Worker, ended: WorkerRecord, told: dict[str, Any], *, crashed: bool
+    ) -> list[tuple[EventKind, dict[str, Any]]]:
+        pid = pid_of(worker.record)
         events = [(EventKind.CRASHED if crashed else EventKind.EXITED, {"pid": pid, **told})]
         if ended.phase is State.FAILED:
             why = {} if ended.reason is None else {"reason": ended.reason}
             events.append((EventKind.FAILED, {"crashes": max(len(ended.crash_times), ended.unready), **why}))
-        how = _WITH_THE_MACHINE if _is_of_another_boot(worker.record) else str(ended.exit)
-        parts.note([(worker, ended, events)])
-        logfiles.mark(parts.engine.log_dir(ended.name), f"ended pid={pid} {how}")
-        self._ending.let_go(worker)
+        return events
 
     # --- later --------------------------------------------------------------------------------------------------
 
@@ -196,14 +237,14 @@ class Healing:
             if known and worker.record.phase is State.BACKOFF and not parts.closing:
                 await self._restart(worker)
 
-    async def _restart(self, worker: Worker) -> None:
-        await self.start_wanted(worker, EventKind.RESTARTED, by="policy")
+    async def _restart(self, worker: Worker, end: End | None = None) -> None:
+        await self.start_wanted(worker, EventKind.RESTARTED, end=end, by="policy")
 
-    async def start_wanted(self, worker: Worker, kind: EventKind, **detail: Any) -> None:
+    async def start_wanted(self, worker: Worker, kind: EventKind, *, end: End | None = None, **detail: Any) -> None:
         """Start it because it should run; a failure is dealt with here and goes back to the queue."""
         parts, before = self._parts, worker.record
         try:
-            await self._starting.launch(worker, kind, **detail)
+            await self._starting.launch(worker, kind, end=end, **detail)
         except (RegistryError, OSError) as err:
             # The owner's trouble, not the worker's: nothing is counted against it.
             _log.warning("worker %r cannot be started yet: %s", worker.name, err)
@@ -316,6 +357,11 @@ def _exit_of(worker: Worker) -> Exit:
 def _kernel_kills(worker: Worker) -> int:
     """How many of its tree the kernel killed for want of memory; asked before its cgroup is removed."""
     return 0 if worker.record.cgroup is None else controllers.oom_kills(worker.record.cgroup)
+
+
+def _mark_of_end(record: WorkerRecord, ended: WorkerRecord) -> str:
+    """What its log is told."""
+    return f"ended pid={pid_of(record)} {_WITH_THE_MACHINE if _is_of_another_boot(record) else ended.exit}"
 
 
 def _is_of_another_boot(record: WorkerRecord) -> bool:

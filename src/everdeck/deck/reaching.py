@@ -27,9 +27,11 @@ _Started = TypeVar("_Started")
 # seconds leaves one thread behind in the kernel and not one each time.
 _hanging: Final[dict[tuple[str, ...], threading.Thread]] = {}
 # What answered a moment ago, and whether a disk or memory of this machine holds it: a thousand starts of one program
-# ask once a second, not a thousand times.
+# ask once a second, not a thousand times. What this machine holds does not begin to hang, so it is asked about again
+# only because somebody may have put a link to elsewhere in its place.
 _answered: Final[dict[tuple[str, ...], tuple[float, bool]]] = {}
 _FRESH_SECONDS: Final = 1.0
+_NEAR_SECONDS: Final = 60.0
 _MOST_REMEMBERED: Final = 1024
 _OF_THE_SYSTEM: Final = ("/usr/", "/bin/", "/sbin/", "/lib", "/proc/")
 
@@ -40,15 +42,23 @@ def to_ask_about(command: Sequence[str], cwd: str | None) -> list[str]:
     return [path for path in paths if not path.startswith(_OF_THE_SYSTEM)]
 
 
+def known_near(paths: Sequence[str]) -> bool:
+    """Is it known, without asking anybody now, that this machine holds all of them?"""
+    at, is_near = _answered.get(tuple(paths), (0.0, False))
+    return not paths or (is_near and monotonic() - at < _NEAR_SECONDS)
+
+
 async def reached(paths: Sequence[str], program: str) -> bool:
     """Return when the kernel has answered about all of them, whatever it said; :class:`SpawnFailed` if it does not.
 
     True if all of them lie on disks or in the memory of this machine, which do not begin to hang.
     """
     asked = tuple(paths)
-    at, is_near = _answered.get(asked, (-_FRESH_SECONDS, False))
+    if known_near(asked):
+        return True
+    at, _ = _answered.get(asked, (-_FRESH_SECONDS, False))
     if monotonic() - at < _FRESH_SECONDS:
-        return is_near
+        return False
     before = _hanging.pop(asked, None)
     if before is not None and before.is_alive():
         _hanging[asked] = before

@@ -360,6 +360,7 @@ class Recovery:
                 continue
             pidfd, identity = leader
             os.close(pidfd)
+            cgroup = worker.record.cgroup
             worker.record = replace(
                 worker.record,
                 spec_json=encoded_spec(note.spec),
@@ -367,7 +368,8 @@ class Recovery:
                 phase=State.RUNNING,
                 cookie=note.cookie,
                 identity=identity,
-                cgroup=None,
+                # A replacement may be born in the cgroup of the one before, and its owner die before it is recorded.
+                cgroup=cgroup if cgroup is not None and containment.is_inside(cgroup, identity.pid) else None,
                 started_at=self._parts.started_at(identity),
             )
             self._parts.registry.save(worker.record)

@@ -40,11 +40,28 @@ from everdeck.kernel import containment, controllers, exits, flock
 from everdeck.kernel import identity as ids
 from everdeck.kernel.containment import Tree
 from everdeck.kernel.escalation import Subject
+from everdeck.logs import files as logfiles
 from everdeck.model import EventKind, Exited, Identity, Killed, State, UnknownExit, WorkerName, WorkerSpec
 from everdeck.registry import WorkerRecord
 from everdeck.registry.store import encoded_spec
 
 _log: Final = logging.getLogger("everdeck.deck")
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a worker's last process ended, where the next one is started at once: one commit tells of both.
+
+    With ``same_cgroup`` that commit may come after the spawn: the record of the last process names the cgroup in which
+    the next one is born, and the note beside its lock says which start that is, so an owner that dies in between leaves
+    nobody whom the next one does not find.
+    """
+
+    events: Sequence[tuple[EventKind, dict[str, Any]]]
+    mark: str
+    """For its log, before the mark of the start."""
+    same_cgroup: bool
+    """Nobody was killed through its cgroup, and nothing was counted there: it serves the next one too."""
 
 
 @dataclass(eq=False, slots=True)
@@ -57,6 +74,10 @@ class Launch:
     before: WorkerRecord
     """What the record said when the start began; a start that fails goes back to it."""
     detail: dict[str, Any] = field(default_factory=dict)
+    end: End | None = None
+    """Not recorded yet; none afterwards."""
+    end_mark: str | None = None
+    same_cgroup: bool = False
     ready: Ready | None = None
     launched: Launched | None = None
     identity: Identity | None = None
@@ -79,9 +100,22 @@ class Starting:
         self._parts = parts
         self._ending = ending
 
-    async def launch(self, worker: Worker, kind: EventKind, *, spec: WorkerSpec | None = None, **detail: Any) -> None:
-        """Start a worker whose turn the caller has. On failure it rests as it was, and nothing runs."""
-        order = Launch(worker, kind, spec or worker.record.spec, worker.record, detail)
+    async def launch(
+        self,
+        worker: Worker,
+        kind: EventKind,
+        *,
+        spec: WorkerSpec | None = None,
+        end: End | None = None,
+        **detail: Any,
+    ) -> None:
+        """Start a worker whose turn the caller has. On failure it rests as it was, and nothing runs.
+
+        ``end`` is what led to this start and is not recorded yet; it is when this returns or raises.
+        """
+        order = Launch(worker, kind, spec or worker.record.spec, worker.record, detail, end)
+        if end is not None:
+            order.end_mark, order.same_cgroup = end.mark, end.same_cgroup
         await self.launch_all([order])
         if order.failure is not None:
             raise order.failure
@@ -180,7 +214,6 @@ class Starting:
 
     def _intend(self, orders: Sequence[Launch]) -> None:
         """Commit that these will run, and under which cookies."""
-        registry = self._parts.registry
         intents: list[tuple[Launch, WorkerRecord]] = []
         ports: set[int] = set()
         for order in orders:
@@ -210,18 +243,45 @@ class Starting:
                 reason=order.before.reason if order.spec.health is not None else None,
             )
             intents.append((order, intent))
+        if len(intents) == 1 and _is_led_to(intents[0][0]):
+            intents[0][0].worker.record = intents[0][1]  # in memory: see End
+        else:
+            self._commit(intents)
+        for order in orders:
+            if order.failure is not None and order.end is not None:  # there is no start to tell of it with
+                self._parts.note([(order.worker, order.before, order.end.events)])
+                order.end = None
+                self._mark_end(order)
+
+    def _commit(self, intents: Sequence[tuple[Launch, WorkerRecord]]) -> None:
+        registry = self._parts.registry
         try:
-            if len(intents) == 1:  # one statement is its own transaction, and the cheapest one
+            if len(intents) == 1 and intents[0][0].end is None:  # one statement is its own transaction, the cheapest
                 registry.save(intents[0][1])
             elif intents:
                 with registry.transaction():
                     registry.save_all(intent for _, intent in intents)
+                    for order, _ in intents:
+                        self._tell_end(order)
         except BaseException as err:  # noqa: BLE001 - told through the orders
             for order, _ in intents:
                 order.failure = err
             return
         for order, intent in intents:
             order.worker.record = intent
+            order.end = None
+
+    def _tell_end(self, order: Launch) -> None:
+        """In the transaction that is open now."""
+        if order.end is not None:
+            for kind, detail in order.end.events:
+                self._parts.events.pass_on(order.worker.name, kind, detail)
+
+    def _mark_end(self, order: Launch) -> None:
+        """Its log is told of the end before without the start that should have followed."""
+        if order.end_mark is not None:
+            logfiles.mark(self._parts.engine.log_text(order.worker.record.name), order.end_mark)
+            order.end_mark = None
 
     async def _make_ready(self, order: Launch) -> BaseException | None:
         """As :meth:`_locked_and_ready`; whatever goes wrong is this order's and told as a value."""
@@ -246,17 +306,21 @@ class Starting:
             return  # the holder turned out to be the worker itself: adopted
         try:
             crash_point("start.locked")
-            # No room for it: the registry has it, and the process itself can be asked.
-            with contextlib.suppress(OSError):
+            try:
                 notes.write(f"{parts.engine.workers_dir}/{intent.name}", intent.cookie, intent.spec_json)
+            except OSError:  # no room for it: the registry has it, and the process itself can be asked
+                self._record_intent(order)
             if spec.lifetime == "bound":
                 # Before it runs: a guardian that knows the cookie ends it though we die before we know its pid.
                 self.bind(worker, spec)
                 crash_point("start.guarded")
+            end_mark, order.end_mark = order.end_mark, None
             make_ready = partial(
                 parts.engine.make_ready,
                 *(intent.name, spec, intent.cookie, intent.port, lock_fd),
                 last_end=_last_end(worker, order.before),
+                end_mark=end_mark,
+                same_cgroup=order.same_cgroup,
                 may_hang=may_hang,
             )
             if not may_hang:
@@ -271,6 +335,14 @@ class Starting:
             if lock_fd >= 0:
                 os.close(lock_fd)
         crash_point("start.spawned")
+
+    def _record_intent(self, order: Launch) -> None:
+        """Now at the latest, if that was left to its note and there is none."""
+        if order.end is not None:
+            with self._parts.registry.transaction():
+                self._parts.registry.save(order.worker.record)
+                self._tell_end(order)
+            order.end = None
 
     def _record(self, launched: Sequence[Launch]) -> None:
         """Commit whom we started, together with the events that tell of it."""
@@ -290,10 +362,12 @@ class Starting:
                     restarts=record.restarts + (order.kind is EventKind.RESTARTED),
                 )
                 parts.registry.save(record)
+                self._tell_end(order)
                 parts.events.pass_on(record.name, order.kind, {"pid": order.identity.pid, **order.detail})
                 running.append(record)
         for order, record in zip(launched, running, strict=True):
             assert order.launched is not None  # noqa: S101
+            order.end = None
             worker = order.worker
             worker.record = record
             worker.pidfd = order.launched.pidfd
@@ -438,14 +512,19 @@ class Starting:
 
     def _back_to_rest(self, order: Launch) -> None:
         """Note that nothing runs. The record keeps what it said before, with nobody alive in it."""
+        self._mark_end(order)
         if order.spec.lifetime == "bound":
             self._parts.guardian.unbind(order.worker.name)
         before = order.before
         phase = State.STOPPED if before.phase.is_live else before.phase
         resting = replace(before, phase=phase, identity=None, cgroup=None)
         order.worker.record = resting
-        with contextlib.suppress(RegistryError):
-            self._parts.registry.save(resting)
+        if order.end is not None:
+            self._parts.note([(order.worker, resting, order.end.events)])
+            order.end = None
+        else:
+            with contextlib.suppress(RegistryError):
+                self._parts.registry.save(resting)
         crash_point("start.failed")
 
     # --- taking over --------------------------------------------------------------------------------------------
@@ -545,6 +624,13 @@ def _undo_launched(launched: Launched) -> None:
     os.close(launched.pidfd)
     if launched.lifeline is not None:
         launched.lifeline.close()
+
+
+def _is_led_to(order: Launch) -> bool:
+    """Is its process found though no intent is in the registry? Nobody else gets the loop before it is recorded."""
+    if order.end is None or not order.same_cgroup:
+        return False
+    return reaching.known_near(reaching.to_ask_about(order.spec.command, order.spec.cwd))
 
 
 def _refuse_broken(order: Launch) -> None:

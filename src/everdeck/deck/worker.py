@@ -4,6 +4,7 @@ Kept small: an owner may hold ten thousand of these for years.
 """
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -22,6 +23,27 @@ if TYPE_CHECKING:
 
 
 _TOLD: Final = frozenset({"record", "pidfd", "awaits_ready", "status_text", "trouble"})
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the kernel gave us for one process of a worker."""
+
+    pidfd: int | None
+    is_child: bool
+    lifeline: "Lifeline | None"
+    proxy_lock_fd: int | None
+
+    def let_go(self) -> None:
+        """Close every descriptor; reap the process if it is our child and has ended."""
+        if self.pidfd is not None:
+            if self.is_child:
+                exits.reap_child(self.pidfd)
+            os.close(self.pidfd)
+        if self.lifeline is not None:
+            self.lifeline.close()
+        if self.proxy_lock_fd is not None:
+            os.close(self.proxy_lock_fd)
 
 
 class Worker:
@@ -121,23 +143,21 @@ class Worker:
 
     def let_go(self) -> None:
         """Close every descriptor; reap the leader if it is our child and has ended."""
+        self.set_aside().let_go()
+
+    def set_aside(self) -> Held:
+        """Hold nothing from now on; what was held is the caller's to let go of."""
+        held = Held(self.pidfd, self.is_child, self.lifeline, self.proxy_lock_fd)
         self.trouble = None
-        if self.pidfd is not None:
-            if self.is_child:
-                exits.reap_child(self.pidfd)
-            os.close(self.pidfd)
-            self.pidfd = None
+        self.pidfd = None
         self.is_child = False
-        if self.lifeline is not None:
-            self.lifeline.close()
-            self.lifeline = None
-        if self.proxy_lock_fd is not None:
-            os.close(self.proxy_lock_fd)
-            self.proxy_lock_fd = None
+        self.lifeline = None
+        self.proxy_lock_fd = None
         self.cpu_sample = None
         self.used = None
         self.status_text = None
         self.awaits_ready = False
+        return held
 
 
 def _nobody_listens(_: Worker) -> None:

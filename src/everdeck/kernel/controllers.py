@@ -21,6 +21,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -83,11 +84,27 @@ def oom_kills(cgroup: Path | str) -> int:
 
 
 def _counted(cgroup: Path | str, key: str) -> int:
-    with contextlib.suppress(OSError, ValueError), open(f"{cgroup}/memory.events", encoding="ascii") as file:  # noqa: PTH123
-        for line in file:
+    if not _counts_memory(os.path.dirname(cgroup)):  # noqa: PTH120 - raw calls: asked at every end
+        return 0
+    try:
+        fd = os.open(f"{cgroup}/memory.events", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        for line in os.read(fd, 4096).decode("ascii").splitlines():
             if line.startswith(key):
                 return int(line[len(key) :])
+    except (OSError, ValueError):
+        return 0
+    finally:
+        os.close(fd)
     return 0
+
+
+@cache
+def _counts_memory(parent: str) -> bool:
+    """Does the kernel count the memory of each cgroup in this one? Only :func:`_enable` changes that."""
+    return "memory" in _words(Path(parent, "cgroup.subtree_control"))
 
 
 def release(top: Path) -> None:
@@ -97,6 +114,7 @@ def release(top: Path) -> None:
         for controller in _words(file):
             with contextlib.suppress(OSError):
                 file.write_text(f"-{controller}", encoding="ascii")
+    _counts_memory.cache_clear()
 
 
 # --- enabling ---------------------------------------------------------------------------------------------------
@@ -115,6 +133,7 @@ def _enable(directory: Path, controller: str) -> None:
     if _is_inner(directory) and containment.pids_in(directory):
         raise _Refused(f"processes that are not ours have come into {directory}")
     (directory / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
+    _counts_memory.cache_clear()
 
 
 def _why_not(directory: Path, controller: str, owner: int | None = None) -> str | None:

@@ -105,13 +105,13 @@ def open_for_worker(log_dir: Path | str, *, split_stderr: bool) -> tuple[int, in
         raise
 
 
-def mark(log_dir: Path | str, text: str, *, fd: int | None = None) -> None:
-    """Append one line of ours, such as ``--- everdeck 2026-11-15T20:40:18.123Z started cookie=9f0c… ---``.
+def mark(log_dir: Path | str, *texts: str, fd: int | None = None) -> None:
+    """Append a line of ours for each text, such as ``--- everdeck 2026-11-15T20:40:18.123Z started cookie=9f0c… ---``.
 
     A line the worker left unfinished is ended first. A full disk loses the mark and nothing else. ``fd`` is the log if
     the caller has it open for appending already.
     """
-    line = _mark_line(text)
+    line = b"".join(map(_mark_line, texts))
     with contextlib.suppress(OSError):
         to = logledger.open_regular(f"{log_dir}/{CURRENT}", os.O_RDWR | os.O_APPEND | os.O_CREAT) if fd is None else fd
         try:
