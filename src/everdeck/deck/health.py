@@ -19,7 +19,6 @@ an async client library would be a dependency of the core for one GET of a few b
 import asyncio
 import concurrent.futures
 import contextlib
-import http.client
 import json
 import os
 import socket
@@ -483,7 +482,10 @@ class _HttpQuestion:
     """One GET of which only the status matters."""
 
     def __init__(self, url: str, timeout_seconds: float) -> None:
+        import http.client  # noqa: PLC0415 - a megabyte with all that it loads, for those who ask by HTTP
+
         self._url = url
+        self._failures = (OSError, http.client.HTTPException)
         parts = urlsplit(url)
         self.host = parts.hostname or ""
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
@@ -502,7 +504,7 @@ class _HttpQuestion:
             self._connection.sock = self._connected(addresses)
             self._connection.request("GET", self._target, headers={"User-Agent": "everdeck", "Connection": "close"})
             status = self._connection.getresponse().status
-        except (OSError, http.client.HTTPException) as err:
+        except self._failures as err:
             return f"GET {self._url}: {err or type(err).__name__}"
         finally:
             self._connection.close()

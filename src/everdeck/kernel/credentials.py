@@ -15,7 +15,6 @@ See openat(2) O_NOFOLLOW, xattr(7), linux/posix_acl_xattr.h.
 import contextlib
 import errno
 import os
-import shutil
 import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -149,6 +148,8 @@ def _remove(folder_fd: int, name: str) -> None:
     try:
         os.unlink(name, dir_fd=folder_fd)
     except IsADirectoryError:
+        import shutil  # noqa: PLC0415 - with every format of archives; few workers have secrets to forget
+
         shutil.rmtree(name, dir_fd=folder_fd, ignore_errors=True)
 
 

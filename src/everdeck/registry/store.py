@@ -25,7 +25,6 @@ import secrets
 import sqlite3
 from datetime import UTC, datetime
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
@@ -566,9 +565,8 @@ def _statements(script: str) -> list[str]:
 
 @cache
 def _migrations() -> tuple[str, ...]:
-    folder = files("everdeck.registry") / "migrations"
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    return tuple((folder / name).read_text(encoding="utf-8") for name in names)
+    scripts = sorted(Path(__file__).with_name("migrations").glob("*.sql"))
+    return tuple(script.read_text(encoding="utf-8") for script in scripts)
 
 
 @cache
@@ -578,7 +576,8 @@ def _sql(name: str) -> str:
 
 @cache
 def _queries() -> dict[str, str]:
-    text = (files("everdeck.registry") / "queries.sql").read_text(encoding="utf-8")
+    # Not importlib.resources: it loads what makes temporary files, and with it half a megabyte.
+    text = Path(__file__).with_name("queries.sql").read_text(encoding="utf-8")
     queries: dict[str, str] = {}
     for part in text.split("-- name: ")[1:]:
         name, _, body = part.partition("\n")
