@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 
 from bench import plots
-from bench.bars import Bar, judged
+from bench.bars import Bar, judged, percentile
 from bench.companions import COMPANIONS
 from bench.drivers import DRIVERS
 from bench.places import BENCH
@@ -145,7 +145,7 @@ def _restart(results: Results) -> str:
     rows = []
     for key, result in _of(results, "restart"):
         delays = sorted(_delays(result))
-        numbers = [f"{statistics.median(delays):.2f}", f"{_percentile(delays, 0.99):.2f}"]
+        numbers = [f"{statistics.median(delays):.2f}", f"{percentile(delays, 0.99):.2f}"]
         rows.append([_name(key.driver), *numbers, str(len(delays))])
     return _table(["", "p50, ms", "p99, ms", "kills"], rows)
 
@@ -288,10 +288,6 @@ def _starts(key: Key, driver: str) -> bool:
 
 def _delays(result: Result) -> list[float]:
     return [float(delay) for sample in result.samples for delay in sample["delays_ms"]]
-
-
-def _percentile(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def _cell(result: Result | None, name: str, divisor: int, form: str) -> str:

@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from everdeck.deck import rights
@@ -24,11 +25,29 @@ from everdeck.model import Sandbox, WorkerSpec
 GOAL_MILLISECONDS = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one start, in the middle of all rounds."""
+
+    processor_ms: float
+    clock_ms: float
+
+
 def main() -> int:
     """Print one line per way to start."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=300)
-    rounds = parser.parse_args().rounds
+    found = costs(parser.parse_args().rounds)
+    for name, cost in found.items():
+        more = cost.processor_ms - found["off"].processor_ms
+        print(
+            f"{name:<22} {cost.processor_ms:6.2f} ms of processor time ({more:+.2f}), {cost.clock_ms:6.2f} on the clock"
+        )
+    return int(found["strict"].processor_ms - found["off"].processor_ms > GOAL_MILLISECONDS)
+
+
+def costs(rounds: int) -> dict[str, Cost]:
+    """What each way to start costs, in turns."""
     with tempfile.TemporaryDirectory() as place:
         home = Path(place, "workers/alice")
         for part in ("data", "tmp", "secrets"):
@@ -38,16 +57,16 @@ def main() -> int:
             for level in ("off", "basic", "strict")
         }
         ways["an interpreter first"] = lambda: _started([spawn.python_program(), "-I", "-S", "-c", ""], home, Sandbox())
-        costs: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        samples: dict[str, list[Cost]] = {name: [] for name in ways}
         for _ in range(rounds):
             for name, way in ways.items():
-                costs[name].append(_measured(way))
-    processor = {name: statistics.median(cost for cost, _ in found) for name, found in costs.items()}
-    for name, found in costs.items():
-        clock = statistics.median(elapsed for _, elapsed in found)
-        more = processor[name] - processor["off"]
-        print(f"{name:<22} {processor[name]:6.2f} ms of processor time ({more:+.2f}), {clock:6.2f} ms on the clock")
-    return int(processor["strict"] - processor["off"] > GOAL_MILLISECONDS)
+                samples[name].append(_measured(way))
+    return {
+        name: Cost(
+            statistics.median(one.processor_ms for one in found), statistics.median(one.clock_ms for one in found)
+        )
+        for name, found in samples.items()
+    }
 
 
 def _started(command: list[str], home: Path, box: Sandbox) -> None:
@@ -62,11 +81,10 @@ def _started(command: list[str], home: Path, box: Sandbox) -> None:
     os.close(child.pidfd)
 
 
-def _measured(way: Callable[[], None]) -> tuple[float, float]:
-    """Milliseconds of processor time, and on the clock."""
+def _measured(way: Callable[[], None]) -> Cost:
     before, begin = _processor_seconds(), time.perf_counter()
     way()
-    return (_processor_seconds() - before) * 1000, (time.perf_counter() - begin) * 1000
+    return Cost((_processor_seconds() - before) * 1000, (time.perf_counter() - begin) * 1000)
 
 
 def _processor_seconds() -> float:

@@ -148,6 +148,21 @@ def test_results_are_kept_and_judged(tmp_path: Path) -> None:
     assert any(bar.passed is None for bar in rest)
 
 
+def test_replacements_are_judged_by_the_middle_and_by_the_worst() -> None:
+    """One slow kill of a hundred is told by its own bar and moves no median."""
+    quiet = {"delays_ms": [1.0] * 99 + [4.0]}
+    ours = {"delays_ms": [1.4] * 99 + [9.0]}
+    results = {
+        key: Result(key, {}, "2026-11-17", quick=False, samples=[sample])
+        for key, sample in ((Key("restart", "popen", 100), quiet), (Key("restart", "everdeck", 100), ours))
+    }
+    bars = {bar.wanted: (bar.measured, bar.passed) for bar in judged(results) if bar.passed is not None}
+    assert bars == {
+        "≤ 1.5 ×, ahead of every peer": ("1.40 ×, ahead of every peer", True),
+        "≤ 2 ×": ("2.25 × (100 kills)", False),
+    }
+
+
 def test_the_page_is_written_from_the_stored_numbers(tmp_path: Path) -> None:
     """The report needs nothing but the JSON files."""
     pytest.importorskip("matplotlib", reason="plots need matplotlib (dependency group bench)")
