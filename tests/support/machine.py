@@ -20,6 +20,9 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "machine"
 
 BOOT_SECONDS = 900
 COMMAND_SECONDS = 600
+SUITE_SECONDS = 6000
+LISTENS = "machine: sshd listens"
+"""What the machine says on its console then; see scripts/machine."""
 
 
 class Machine:
@@ -54,6 +57,14 @@ class Machine:
         """Run a program inside that prints JSON, and return what it means."""
         return json.loads(self.run(shlex.join(["/opt/venv/bin/python", "-", *words]), user=user, given=program))
 
+    def suite(self, command: str, *, user: str = "root") -> str:
+        """Run what takes long, whoever hangs up meanwhile; returns what it printed, its exit code last."""
+        log = f"/tmp/suite-{secrets.token_hex(4)}"
+        kept = shlex.quote(f"{command}; echo ended $?")
+        self.run(f"(setsid sh -c {kept} >{log} 2>&1 </dev/null &)", user=user)
+        self.until("the suite ends", lambda: "ended" in self.run(f"tail -n 1 {log}"), SUITE_SECONDS)
+        return self.run(f"cat {log}")
+
     def until(self, what: str, fact: Callable[[], bool], seconds: float = COMMAND_SECONDS) -> None:
         """Look again until it is so: another machine gives no event that we could wait for."""
         deadline = time.monotonic() + seconds
@@ -78,9 +89,14 @@ class Machine:
 
     def reboot(self) -> None:
         """As systemd does it."""
-        before = self.boot_id()
+        before, listened = self.boot_id(), self._times_listened()
         self.run("systemctl reboot", check=False)
+        # Whoever knocks earlier waits for qemu's network to knock again, ever later.
+        self.until("sshd listens", lambda: self._times_listened() > listened, BOOT_SECONDS)
         self.wait_up(other_than=before)
+
+    def _times_listened(self) -> int:
+        return (self._run / "console").read_text(errors="replace").count(LISTENS)
 
     @contextlib.contextmanager
     def at_work(self, *, cold: bool, **given: Any) -> Iterator[IO[str]]:
@@ -109,15 +125,6 @@ class Machine:
             os.kill(pid, signal.SIGSTOP)  # not by its monitor, which would flush first; from here on nothing is told
         lost = self._disk(f"off {'none' if how == 'sysrq' else how}")
         subprocess.run([SCRIPT, "off"], check=True, timeout=COMMAND_SECONDS)
-        return lost
-
-    def cut_power(self, how: Cut) -> int:
-        """The same for the whole machine: off and on again; returns when it is up."""
-        before = self.boot_id()
-        lost = self._disk(f"off {how}")
-        self._monitor("system_reset")
-        self._disk("on")
-        self.wait_up(other_than=before)
         return lost
 
     def _disk(self, order: str) -> int:
