@@ -88,12 +88,14 @@ def _what_stays_unbooked(ledger: Ledger, told: Iterator[dict[str, Any]]) -> list
 
 
 def _lines(line: IO[str]) -> Iterator[dict[str, Any]]:
-    """What the workload tells; a line that the cut tore is no line."""
+    """What the workload tells; a line that the cut tore is no line, and the last one."""
+    torn = ""
     for text in line:
+        assert not torn, f"a line is torn though others follow: {torn[:200]} … {torn[-200:]}"
         try:
             yield json.loads(text)
         except ValueError:
-            continue
+            torn = text
 
 
 def _heard(ledger: Ledger, line: dict[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,8 @@ class Ledger:
         # A booking and the end of its message are one commit: what a cut takes back is handed out and booked again.
         self.booked = _members(found["booked"]["runs"])
         self.secrets = {name: one["secret"] for name, one in found["workers"].items()}
-        self.shown |= {life: last for life, _, last in found["log"]["runs"]}
+        # But for the last, which may be the life that speaks again: its lines are on no disk yet.
+        self.shown |= {life: last for life, _, last in found["log"]["runs"][:-1]}
         self.unsynced_lost += Counter(kind for kind, number in found["control"].items() if number < self.control)
 
     def _of_event(self, number: int, said: str) -> list[str]:
@@ -114,7 +115,9 @@ class Ledger:
         lives = Counter(life for life, _, _ in runs)
         faults += [f"the lines of {life} are {count} pieces: {runs}" for life, count in lives.items() if count > 1]
         known = list(dict.fromkeys([*self.shown, *self.rotated]))
-        oldest = known.index(runs[0][0]) if full and runs and runs[0][0] in known else 0
+        oldest = 0
+        if full and runs:  # of a life that nobody knew: then the known ones are older still
+            oldest = known.index(runs[0][0]) if runs[0][0] in known else len(known)
         last = {life: last for life, _, last in runs}
         for life in known[oldest:]:
             promised = max(self.rotated.get(life, 0), self.shown.get(life, 0))

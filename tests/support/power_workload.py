@@ -38,14 +38,14 @@ FOREVER = ("sleep", "1000")
 FEED_SECONDS = 0.5
 TALKER = "talker"
 LOG_DIR = Path("state", "workers", TALKER, "log")
-LOG = Log(max_bytes=16_384, keep=12)
+LOG = Log(max_bytes=16_384, keep=24)
 TALK = """
 import os, time
 life, number = os.urandom(4).hex(), 0
 while True:
-    lines = [f"line {life} {number} {'x' * 80}\\n" for number in range(number + 1, number + 31)]
+    lines = [f"line {life} {number} {'x' * 80}\\n" for number in range(number + 1, number + 11)]
     os.write(1, "".join(lines).encode())
-    number += 30
+    number += 10
     time.sleep(0.1)
 """
 CONTROL_SECONDS = 0.2
@@ -59,10 +59,14 @@ class Line:
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDWR)
         self._given = os.fdopen(os.dup(self._fd), "r", encoding="ascii")
+        self._one_at_a_time = threading.Lock()
 
     def tell(self, **said: Any) -> None:
         """One line; it is outside when this returns, or on its way without us."""
-        os.write(self._fd, json.dumps(said).encode() + b"\n")
+        left = json.dumps(said).encode() + b"\n"
+        with self._one_at_a_time:
+            while left:  # the port takes 32 KiB at a time, and the last look tells more
+                left = left[os.write(self._fd, left) :]
 
     def told(self) -> str:
         """The next line from there; while nobody is there, nothing comes."""
@@ -110,12 +114,20 @@ async def _found(deck: AsyncDeck, directory: Path, after: int) -> dict[str, Any]
 async def _log(deck: AsyncDeck, log_dir: Path) -> dict[str, Any]:
     """What a reader is shown: runs of lines without a gap, and what is no line of the talker nor of ours."""
     with contextlib.suppress(EverdeckError):
-        lines = await deck.logs(TALKER, lines=None)
+        # The talker speaks again by now, and what no longer fits goes while the log is read. What fits must be there.
+        young, full = _newest(await deck.logs(TALKER, lines=None), (LOG.keep - 1) * LOG.max_bytes)
         strange: dict[str, int] = {}
-        runs = _runs((_line(line) for line in lines), strange)
-        full = len(list(log_dir.glob("*.log*"))) >= LOG.keep  # then the oldest lines go
+        runs = _runs((_line(line) for line in young), strange)
         return {"runs": runs, "strange": strange, "full": full}
     return {"runs": [], "strange": {}, "full": False}
+
+
+def _newest(lines: list[str], size: int) -> tuple[list[str], bool]:
+    """The last ``size`` bytes of them, and whether there were more."""
+    first = len(lines)
+    while first and (size := size - len(lines[first - 1]) - 1) >= 0:
+        first -= 1
+    return lines[first:], first > 0
 
 
 def _line(line: str) -> tuple[str, int] | str:
