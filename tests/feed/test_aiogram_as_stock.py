@@ -212,6 +212,67 @@ def test_what_somebody_else_cancelled_is_a_failure_with_backoff(bots: Bots) -> N
     asyncio.run(scenario())
 
 
+@KINDS
+def test_a_handler_that_the_author_cancels_is_over(bots: Bots, kind: str) -> None:
+    """As one does to debounce: each message of a chat cancels the handler of the one before, and the last one acts."""
+
+    async def scenario() -> None:
+        dp, enough = Dispatcher(), asyncio.Event()
+        pending: list[asyncio.Task[Any] | None] = []
+
+        @dp.message()
+        async def on_message(message: Message) -> None:
+            for task in pending[-1:]:
+                if task is not None:
+                    task.cancel()
+            pending.append(asyncio.current_task())
+            bots.saw(message.text)
+            await enough.wait()
+            bots.saw(f"acts on {message.text}")
+
+        bot = made(bots, dp, kind)
+        for number in range(3):
+            bots.server.say(str(number), chat_id=7)
+        async with bots.polling(dp, bot):
+            await bots.until(lambda: len(bots.seen) >= 3)
+            enough.set()
+            await bots.until(lambda: len(bots.seen) >= 4)
+        assert bots.seen == ["0", "1", "2", "acts on 2"]
+        if kind == "durable":
+            assert bots.waiting() == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_timeout_where_one_runs_at_a_time_leaves_the_library_s_loop_alone(
+    bots: Bots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With handle_as_tasks=False the handler's task is the poll's: what is cancelled later is told from the timeout."""
+    monkeypatch.setattr(dispatcher, "LOOK_SECONDS", 0.02)
+
+    async def scenario() -> None:
+        dp = Dispatcher()
+
+        @dp.message()
+        async def on_message(message: Message) -> None:
+            bots.saw(message.text)
+            if message.text == "hang":
+                await asyncio.Event().wait()
+            if message.text == "await":
+                task = asyncio.get_running_loop().create_task(asyncio.Event().wait())
+                task.cancel()
+                await task
+
+        bot = made(bots, dp, "durable", handler_timeout=0.2, max_attempts=1)
+        for text in ("hang", "await", "next"):
+            bots.server.say(text)
+        async with bots.polling(dp, bot, handle_as_tasks=False):
+            await bots.until(lambda: "next" in bots.seen)
+        assert bots.seen == ["hang", "await", "next"]
+
+    asyncio.run(scenario())
+
+
 def test_a_handler_that_takes_too_long_is_a_failed_attempt(bots: Bots, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is cancelled, tried again, set aside; others are served meanwhile, and long runs are told."""
     monkeypatch.setattr(dispatcher, "LOOK_SECONDS", 0.02)

@@ -175,6 +175,42 @@ def test_a_plain_function_is_a_handler_and_a_source(tmp_path: Path) -> None:
     assert handled == [1, 2, 3, 4, 5, 6, 7]
 
 
+def test_a_handler_that_somebody_else_cancels_has_failed(tmp_path: Path) -> None:
+    """Only what our own stop cancels is handed back; this one would be handed out again without end."""
+    upstream = Upstream()
+    upstream.arrive(update(1))
+    attempts: list[int] = []
+
+    async def cancelled(item: Any) -> None:
+        attempts.append(item.attempt)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.Event().wait()
+
+    asyncio.run(in_time(consume(UpstreamSource(upstream), cancelled, inbox=Inbox(tmp_path / "bot.db"), retry=AT_ONCE)))
+    assert attempts == [1, 2, 3]
+
+
+def test_a_handler_that_swallows_its_timeout_has_failed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """handler_timeout is a limit, however the handler takes it."""
+    monkeypatch.setattr("everdeck.feed.dispatcher.LOOK_SECONDS", 0.02)
+    upstream = Upstream()
+    upstream.arrive(update(1))
+    attempts: list[int] = []
+
+    async def deaf(item: Any) -> None:
+        attempts.append(item.attempt)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    options: dict[str, Any] = {"retry": AT_ONCE, "handler_timeout": 0.05, "max_attempts": 2}
+    asyncio.run(in_time(consume(UpstreamSource(upstream), deaf, inbox=Inbox(tmp_path / "bot.db"), **options)))
+    assert attempts == [1, 2]
+
+
 def test_cancelling_hands_back_what_is_in_flight(tmp_path: Path) -> None:
     """Handlers get the grace; what does not finish in it comes again with its first attempt."""
     upstream = Upstream()

@@ -1,6 +1,7 @@
 """Adding durable_application() changes nothing that an author can see: python-telegram-bot beside itself."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -355,6 +356,71 @@ def test_a_handler_that_takes_too_long_is_a_failed_attempt(apps: Apps, monkeypat
         async with apps.polling(app):
             await apps.until(lambda: any(event["what"] == "dead-letter" for event in apps.events))
         assert sorted(apps.seen) == [("hang", 1), ("hang", 2), ("next", 1)]
+
+    asyncio.run(scenario())
+
+
+@KINDS
+@pytest.mark.parametrize("block", [True, False])
+def test_a_handler_that_the_author_cancels_is_over(apps: Apps, kind: str, block: bool) -> None:
+    """As one does to debounce: each message of a chat cancels the handler of the one before, and the last one acts."""
+
+    async def scenario() -> None:
+        app, enough = made(apps, kind, apps.builder().concurrent_updates(True)), asyncio.Event()
+        pending: list[asyncio.Task[Any] | None] = []
+
+        async def on_message(update: Update, _context: ContextTypes.DEFAULT_TYPE) -> None:
+            for task in pending[-1:]:
+                if task is not None:
+                    task.cancel()
+            pending.append(asyncio.current_task())
+            text = update.effective_message.text if update.effective_message else None
+            apps.saw(text)
+            await enough.wait()
+            apps.saw(f"acts on {text}")
+
+        app.add_handler(MessageHandler(filters.TEXT, on_message, block=block))
+        for number in range(3):
+            apps.server.say(str(number), chat_id=7)
+        async with apps.polling(app):
+            await apps.until(lambda: len(apps.seen) >= 3)
+            enough.set()
+            await apps.until(lambda: len(apps.seen) >= 4)
+        assert apps.seen == ["0", "1", "2", "acts on 2"]
+        if kind == "durable":
+            assert apps.payloads() == []
+
+    asyncio.run(scenario())
+
+
+def test_a_timeout_that_the_handler_swallows_leaves_the_library_s_loop_alone(
+    apps: Apps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one runs at a time the handler's task is the library's loop: what is cancelled later is told apart."""
+    monkeypatch.setattr(dispatcher, "LOOK_SECONDS", 0.02)
+
+    async def scenario() -> None:
+        app = made(apps, "durable", handler_timeout=0.2, max_attempts=1, order="none")
+
+        async def on_message(update: Update, _context: ContextTypes.DEFAULT_TYPE) -> None:
+            text = update.effective_message.text if update.effective_message else None
+            apps.saw(text)
+            if text == "hang":
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+            if text == "await":
+                task = asyncio.get_running_loop().create_task(asyncio.Event().wait())
+                task.cancel()
+                await task
+
+        app.add_handler(MessageHandler(filters.TEXT, on_message))
+        for text in ("hang", "await", "next"):
+            apps.server.say(text)
+        async with apps.polling(app):
+            await apps.until(lambda: "next" in apps.seen)
+        assert apps.seen == ["hang", "await", "next"]
+        told = [letter.error for letter in await apps.dead()]
+        assert told == ["it ran for longer than handler_timeout", "CancelledError: "]
 
     asyncio.run(scenario())
 

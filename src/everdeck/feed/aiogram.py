@@ -37,7 +37,7 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from everdeck.errors import FeedError, SpecError
-from everdeck.feed.botapi import Asked, Order, Polling, current_item, settled, was_ours, working_on
+from everdeck.feed.botapi import Asked, Canceller, Handout, Order, Polling, current_item, forgive, settled, working_on
 from everdeck.feed.dispatcher import Item, Listener
 from everdeck.feed.inbox import KEEP_DAYS
 from everdeck.feed.memory import Memory
@@ -187,6 +187,7 @@ class Durable:
         if not self.polling.is_open:
             return await make_request(bot, method)
         if type(method) is GetUpdates:
+            self.polling.asking = asyncio.current_task()
             self.polling.ask(Asked(method.timeout, method.allowed_updates))
             items = await self.polling.take(AT_ONCE, raise_trouble=True)
             return [update for item in items if (update := await self._parsed(item)) is not None]
@@ -261,14 +262,8 @@ class Durable:
             await settled(item.done())
             raise
         except asyncio.CancelledError as error:
-            if handout.late:
-                await settled(item.failed("it ran for longer than handler_timeout"))
+            if await self._failed_by_cancellation(handout, error):
                 return UNHANDLED
-            if not was_ours():
-                # The handler awaited something that somebody else cancelled: its own failure.
-                await settled(item.failed(error))
-                return UNHANDLED
-            item.settle_as_handed_back()
             raise
         except Exception as error:
             await settled(item.failed(error))
@@ -278,11 +273,31 @@ class Durable:
             item.settle_as_done()
             raise
         else:
-            # Not waited for: a crash until the commit finishes it all the same.
-            item.settle_as_done()
+            if handout.late:  # it ended in its own way
+                await self._failed_by_cancellation(handout, None)
+            else:
+                # Not waited for: a crash until the commit finishes it all the same.
+                item.settle_as_done()
             return response
         finally:
             self.polling.end(handout)
+
+    async def _failed_by_cancellation(self, handout: Handout, error: asyncio.CancelledError | None) -> bool:
+        """Give a cancelled handler's item its outcome; whether it is a failure, and the cancellation ends here."""
+        item = handout.item
+        match self.polling.who_cancelled(handout, asyncio.current_task()):
+            case Canceller.TIMEOUT:
+                forgive(handout)
+                await settled(item.failed(Canceller.TIMEOUT.value))
+                return True
+            case Canceller.NOBODY:
+                await settled(item.failed(error or Canceller.NOBODY.value))
+                return True
+            case Canceller.AUTHOR:
+                item.settle_as_done()
+            case Canceller.STOP:
+                item.settle_as_handed_back()
+        return False
 
     # --- beginning and end ------------------------------------------------------------------------------------
 

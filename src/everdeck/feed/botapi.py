@@ -19,6 +19,7 @@ import gc
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from enum import Enum
 from os import PathLike
 from typing import Any, Final, Literal, TypeAlias
 
@@ -134,6 +135,15 @@ class Asked:
     def timeout_seconds(self) -> int:
         """Whole seconds, at least one."""
         return max(1, int(self.timeout or 0))
+
+
+class Canceller(Enum):
+    """Whose doing it is that a handler ended with CancelledError."""
+
+    NOBODY = "it awaited something that was cancelled"
+    TIMEOUT = "it ran for longer than handler_timeout"
+    STOP = "the bot is stopping"
+    AUTHOR = "the program has cancelled the handler's task, as one does to debounce"
 
 
 @dataclass(eq=False, slots=True)
@@ -328,6 +338,7 @@ class Polling:
         self._lock: PollerLock | None = None
         self._closing = False
         self._handouts: dict[int, Handout] = {}
+        self.asking: asyncio.Task[Any] | None = None
         self._busy = 0
         self._changed = asyncio.Event()
 
@@ -510,6 +521,22 @@ class Polling:
             handout.late = True
             handout.task.cancel()
 
+    def who_cancelled(self, handout: Handout, task: "asyncio.Future[Any] | None") -> Canceller:
+        """Whose doing it is that the handler, which runs in this task, was cancelled.
+
+        Only what a stop cancels comes again. What the author's program cancels is over, as in the library alone:
+        brought again, it would cancel its successor.
+        """
+        if handout.late:
+            return Canceller.TIMEOUT
+        if not isinstance(task, asyncio.Task) or not task.cancelling():
+            return Canceller.NOBODY
+        # Where the library handles updates in its own loop, whoever cancels that task ends the bot.
+        in_loop = self._one_at_a_time or task is self.asking
+        if handout.cancelled or in_loop or self._closing or self._feed is None or self._feed.is_ending:
+            return Canceller.STOP
+        return Canceller.AUTHOR
+
     def to_background(self, handout: Handout) -> None:
         """The rest of the work goes on, and no longer holds back its chat nor others."""
         handout.state = "background"
@@ -561,10 +588,11 @@ class Polling:
         self.feed.event("poller-conflict", bot=self.bot_id, error=str(error), suspects=suspects)
 
 
-def was_ours(task: "asyncio.Future[Any] | None" = None) -> bool:
-    """Was this task itself cancelled, and not merely something that it awaited?"""
-    own = task if isinstance(task, asyncio.Task) else asyncio.current_task()
-    return isinstance(own, asyncio.Task) and own.cancelling() > 0
+def forgive(handout: Handout) -> None:
+    """The cancellation for taking too long is over: the task may be the library's loop, and serves others next."""
+    task = asyncio.current_task()
+    if handout.late and task is not None and task.cancelling():
+        task.uncancel()
 
 
 async def settled(outcome: Awaitable[None]) -> None:

@@ -208,6 +208,11 @@ class Feed:
         """A stop has been asked for: nothing more is handed out, and being killed from now on is nobody's fault."""
         self._dispatcher.stopping()
 
+    @property
+    def is_ending(self) -> bool:
+        """Closed, or everything is being cancelled: asyncio.run() does that to all tasks when its function ends."""
+        return self._pump_task is None or self._pump_task.cancelling() > 0
+
     def ask_again(self) -> None:
         """Somebody wants news: a source that failed is asked now rather than later."""
         self._ask_again.set()
@@ -382,6 +387,10 @@ class _Handlers:
                 raise self._failure from None
             raise
 
+    @property
+    def _is_ending(self) -> bool:
+        return self._serving is None or self._serving.done() or self._serving.cancelling() > 0
+
     def too_late(self, item: Item) -> None:
         """It has run for longer than it may."""
         task = self._tasks.get(item)
@@ -414,10 +423,10 @@ class _Handlers:
             task = asyncio.current_task()
             if item in self._late:
                 await _noted(item.failed("it ran for longer than handler_timeout"))
-            elif task is not None and task.cancelling():
+            elif task is not None and task.cancelling() and self._is_ending:
                 item.settle_as_handed_back()
                 raise
-            else:  # the handler awaited something that was cancelled: a failure like any other
+            else:  # somebody else has cancelled it, or something that it awaited: a failure like any other
                 await _noted(item.failed(err))
         except (SystemExit, KeyboardInterrupt):
             # It asked for the end of the program, and would ask again each time it is delivered.
@@ -426,7 +435,10 @@ class _Handlers:
         except Exception as err:  # noqa: BLE001 - the user's handler
             await _noted(item.failed(err))
         else:
-            item.settle_as_done()
+            if item in self._late:  # it ended in its own way
+                await _noted(item.failed("it ran for longer than handler_timeout"))
+            else:
+                item.settle_as_done()
         finally:
             last_words.current.reset(token)
 

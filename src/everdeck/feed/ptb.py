@@ -46,12 +46,13 @@ from everdeck.errors import FeedError, SpecError
 from everdeck.feed.botapi import (
     MOST_AT_ONCE,
     Asked,
+    Canceller,
     Handout,
     Order,
     Polling,
     current_item,
+    forgive,
     settled,
-    was_ours,
     working_on,
 )
 from everdeck.feed.dispatcher import Item, Listener
@@ -276,7 +277,7 @@ class Durable:
 
     # --- the handlers -----------------------------------------------------------------------------------------
 
-    async def process(self, update: object, work: Any, coroutine: Any) -> None:  # noqa: C901 - one row per way to end
+    async def process(self, update: object, work: Any, coroutine: Any) -> None:  # noqa: C901, PLR0912 - one row per way to end
         """Run the handlers of one update (``work``, which awaits ``coroutine``) and give its item an outcome."""
         handout = self.polling.begin(update)
         if handout is None:
@@ -290,16 +291,18 @@ class Durable:
             with working_on(handout.item):
                 await handout.item.witnessed(work)
         except asyncio.CancelledError as error:
-            ours = was_ours()
-            handout.error = error
-            await self._end(handout, cancelled=ours)
+            canceller = self.polling.who_cancelled(handout, asyncio.current_task())
+            handout.error = None if canceller is Canceller.AUTHOR else error
+            await self._end(handout, cancelled=canceller is Canceller.STOP)
             # What the handler awaited was cancelled, or it took too long, or a stop has waited for long enough: that is
             # noted, and stops here, because without concurrency the current task is the library's loop.
-            if not ours:
-                return
-            if not handout.late and not handout.cancelled:
-                raise
-            _uncancel()
+            match canceller:
+                case Canceller.TIMEOUT:
+                    forgive(handout)
+                case Canceller.STOP if handout.cancelled:
+                    _uncancel()
+                case Canceller.STOP | Canceller.AUTHOR:
+                    raise
         except Exception as error:
             handout.error = error
             await self._end(handout)
@@ -310,9 +313,10 @@ class Durable:
             self.polling.end(handout)
             raise
         else:
+            forgive(handout)  # it may have ended in its own way
             coroutine.close()  # a processor of the user's may have decided not to run it; that is an outcome too
-            if not handout.tasks or all(task.done() for task in handout.tasks):
-                await self._end(handout)
+            if all(task.done() for task in handout.tasks):
+                await self._end(handout, cancelled=self._stopped(handout))
             else:
                 self._go_on_in_background(handout, *handout.tasks)
         finally:
@@ -339,21 +343,30 @@ class Durable:
         gathered = asyncio.gather(*handout.tasks, return_exceptions=True)
         handout.task = gathered
         try:
-            ended = await gathered
+            await gathered
         except asyncio.CancelledError:
             await self._end(handout, cancelled=True)
             return
-        errors = [one for one in ended if isinstance(one, Exception)]
-        if errors and handout.error is None:
-            handout.error = errors[0]
-        await self._end(handout)
+        await self._end(handout, cancelled=self._stopped(handout))
+
+    def _stopped(self, handout: Handout) -> bool:
+        """How its tasks in the background ended: whether by a stop; an error of theirs is noted."""
+        stopped = False
+        for task in handout.tasks:
+            canceller = self.polling.who_cancelled(handout, task) if task.cancelled() else None
+            stopped = stopped or canceller is Canceller.STOP
+            if canceller is Canceller.NOBODY:
+                handout.error = handout.error or asyncio.CancelledError()
+            elif canceller is None and isinstance(error := task.exception(), Exception):
+                handout.error = handout.error or error
+        return stopped
 
     async def _end(self, handout: Handout, *, cancelled: bool = False) -> None:
         item, tasks = handout.item, handout.tasks
         try:
             if handout.late:
                 await settled(item.failed("it ran for longer than handler_timeout"))
-            elif cancelled or (tasks and any(task.cancelled() and was_ours(task) for task in tasks)):
+            elif cancelled:
                 for task in tasks:
                     task.cancel()
                 item.settle_as_handed_back()
