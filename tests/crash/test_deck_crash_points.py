@@ -148,6 +148,9 @@ def test_a_crash_while_a_worker_is_replaced_is_an_ordinary_start(point: str, tmp
                 assert status.state is State.RUNNING
                 if survivors:
                     assert (status.pid, status.containment) == (survivors[0], containment)
+                    assert status.restarts == 1
+                ends = [event for event in deck.events() if event.kind in {"exited", "crashed"}]
+                assert len(ends) == 1, "that the one before has ended is told, by whichever owner"
         with Deck(state) as deck:
             deck.stop_all()
             assert _processes(mark) == []

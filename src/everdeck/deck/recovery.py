@@ -19,7 +19,7 @@ from everdeck.child import DIR_ENV, WORKER_ENV
 from everdeck.crashpoints import crash_point
 from everdeck.deck import guardian_link, notes
 from everdeck.deck import reconcile as rules
-from everdeck.deck.ending import Ending, killed, pid_of
+from everdeck.deck.ending import Ending, exit_detail, killed, pid_of
 from everdeck.deck.healing import Healing, exit_of_zombie
 from everdeck.deck.home import Inherited
 from everdeck.deck.parts import RETRY_SECONDS, Change, Parts
@@ -37,11 +37,12 @@ from everdeck.errors import (
 from everdeck.kernel import containment, exits, flock
 from everdeck.kernel import identity as ids
 from everdeck.kernel.escalation import Outcome
-from everdeck.model import Cookie, EventKind, State, WorkerName, WorkerSpec, worker_name
+from everdeck.model import Cookie, EventKind, State, UnknownExit, WorkerName, WorkerSpec, worker_name
 from everdeck.registry import WorkerRecord
 from everdeck.registry.store import encoded_spec
 
 _log: Final = logging.getLogger("everdeck.deck")
+_OWNER_DIED_FIRST: Final = "the owner that saw it died before it could record how it ended"
 
 # A child needs microseconds from vfork to exec; this many looks take seconds, and then something else is wrong.
 _VFORK_LOOKS: Final = 500
@@ -360,9 +361,9 @@ class Recovery:
                 continue
             pidfd, identity = leader
             os.close(pidfd)
-            cgroup = worker.record.cgroup
+            before, cgroup = worker.record, worker.record.cgroup
             worker.record = replace(
-                worker.record,
+                before,
                 spec_json=encoded_spec(note.spec),
                 desired="running",
                 phase=State.RUNNING,
@@ -372,7 +373,13 @@ class Recovery:
                 cgroup=cgroup if cgroup is not None and containment.is_inside(cgroup, identity.pid) else None,
                 started_at=self._parts.started_at(identity),
             )
-            self._parts.registry.save(worker.record)
+            with self._parts.registry.transaction():
+                if before.identity is not None and ids.answer(before.identity) is ids.Answer.DIFFERENT:
+                    # Its end was not recorded, because the owner died first: that it ended is told all the same.
+                    told = {"exit": exit_detail(UnknownExit()), "why_unknown": _OWNER_DIED_FIRST}
+                    self._parts.events.append(before.name, EventKind.EXITED, pid=before.identity.pid, **told)
+                    worker.record = replace(worker.record, exit=UnknownExit(), restarts=before.restarts + 1)
+                self._parts.registry.save(worker.record)
             newer.append(worker.name)
         return newer
 
