@@ -387,6 +387,30 @@ def test_blocked_by_the_user_is_not_tried_again(bots: Bots) -> None:
     assert asyncio.run(scenario(1, on_error="log")) == 2
 
 
+def test_a_group_that_has_moved_is_not_tried_again(bots: Bots) -> None:
+    """Telegram's 400 about it has a class of its own in aiogram."""
+    moved = (
+        '{"ok":false,"error_code":400,"description":"Bad Request: group chat was upgraded to a supergroup chat",'
+        '"parameters":{"migrate_to_chat_id":-1001}}'
+    )
+
+    async def scenario() -> None:
+        dp = Dispatcher()
+        bot = made(bots, dp, "durable")
+
+        @dp.message()
+        async def on_message(message: Message, item: Item) -> None:
+            bots.saw(item.attempt)
+            bot.session.check_response(bot, message.answer("hello"), 400, moved)
+
+        bots.server.say("hi")
+        async with bots.polling(dp, bot):
+            await bots.until(lambda: any(event["what"] == "dead-letter" for event in bots.events))
+        assert bots.seen == [1]
+
+    asyncio.run(scenario())
+
+
 @KINDS
 def test_a_failing_server_is_told_the_library_s_way(bots: Bots, kind: str) -> None:
     """backoff_config decides the waits; the feed tells of the failure and of the recovery."""

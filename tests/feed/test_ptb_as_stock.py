@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("telegram.ext")
 
 from telegram import Update
-from telegram.error import TelegramError
+from telegram.error import BadRequest, ChatMigrated, Forbidden, NetworkError, TelegramError
 from telegram.ext import (
     Application,
     CallbackQueryHandler,
@@ -356,6 +356,33 @@ def test_a_handler_that_takes_too_long_is_a_failed_attempt(apps: Apps, monkeypat
         async with apps.polling(app):
             await apps.until(lambda: any(event["what"] == "dead-letter" for event in apps.events))
         assert sorted(apps.seen) == [("hang", 1), ("hang", 2), ("next", 1)]
+
+    asyncio.run(scenario())
+
+
+def test_what_telegram_will_never_do_is_not_tried_again(apps: Apps) -> None:
+    """A 400, a 403, and the 400 about a group that has moved, which has a class of its own; a 500 is tried again."""
+    errors = {
+        "bad": BadRequest("Chat not found"),
+        "blocked": Forbidden("Forbidden: bot was blocked by the user"),
+        "moved": ChatMigrated(-1001),
+        "broken": NetworkError("Bad Gateway"),
+    }
+
+    async def scenario() -> None:
+        app = made(apps, "durable", max_attempts=2)
+
+        async def on_message(update: Update, _context: ContextTypes.DEFAULT_TYPE) -> None:
+            text = str(update.effective_message.text) if update.effective_message else ""
+            apps.saw(text)
+            raise errors[text]
+
+        app.add_handler(MessageHandler(filters.TEXT, on_message))
+        for number, text in enumerate(errors):
+            apps.server.say(text, chat_id=number + 1)
+        async with apps.polling(app):
+            await apps.until(lambda: sum(event["what"] == "dead-letter" for event in apps.events) == len(errors))
+        assert sorted(apps.seen) == ["bad", "blocked", "broken", "broken", "moved"]
 
     asyncio.run(scenario())
 

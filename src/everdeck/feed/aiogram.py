@@ -27,7 +27,13 @@ import aiogram.methods
 import msgspec
 from aiogram import Bot, Dispatcher
 from aiogram.dispatcher.event.bases import UNHANDLED, CancelHandler, SkipHandler
-from aiogram.exceptions import TelegramBadRequest, TelegramConflictError, TelegramForbiddenError, TelegramNotFound
+from aiogram.exceptions import (
+    TelegramBadRequest,
+    TelegramConflictError,
+    TelegramForbiddenError,
+    TelegramMigrateToChat,
+    TelegramNotFound,
+)
 from aiogram.fsm.state import State
 from aiogram.fsm.storage.base import BaseStorage, DefaultKeyBuilder, StateType, StorageKey
 from aiogram.methods import DeleteWebhook, GetUpdates, Response, SetWebhook, TelegramMethod
@@ -57,7 +63,8 @@ AT_ONCE: Final = 100
 
 log = logging.getLogger("everdeck.feed")
 _durables: "WeakKeyDictionary[Dispatcher, list[Durable]]" = WeakKeyDictionary()
-permanent(TelegramBadRequest, TelegramForbiddenError, TelegramNotFound)
+# A group that has moved is a 400 too, with a class of its own.
+permanent(TelegramBadRequest, TelegramForbiddenError, TelegramMigrateToChat, TelegramNotFound)
 
 
 def durable(

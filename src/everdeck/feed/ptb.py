@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from telegram import Update
-from telegram.error import BadRequest, Conflict, Forbidden, RetryAfter, TelegramError, TimedOut
+from telegram.error import BadRequest, ChatMigrated, Conflict, Forbidden, RetryAfter, TelegramError, TimedOut
 from telegram.ext import (
     Application,
     ApplicationBuilder,
@@ -78,7 +78,7 @@ AHEAD: Final = 64
 READ_AT_MOST: Final = 256
 
 log = logging.getLogger("everdeck.feed")
-permanent(BadRequest, Forbidden)
+permanent(BadRequest, ChatMigrated, Forbidden)  # a group that has moved is a 400 with a class of its own
 
 
 def durable_application(
