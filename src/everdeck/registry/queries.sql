@@ -13,10 +13,20 @@ SELECT name, spec, desired, phase, cookie, boot_id, pid, start_ticks, pidfd_inod
 FROM workers ORDER BY name;
 
 -- name: save_worker
-REPLACE INTO workers (name, spec, desired, phase, cookie, boot_id, pid, start_ticks, pidfd_inode, cgroup, proxy_lock,
-                      started_at, port, exit, restarts, crashes, streak, crash_times, backoff_until, timers_boot_id,
-                      adopted, ready, unready, reason, status_text)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- Not REPLACE: that deletes the row before it writes the new one, and each of both may rebalance pages of the table.
+INSERT INTO workers (name, spec, desired, phase, cookie, boot_id, pid, start_ticks, pidfd_inode, cgroup, proxy_lock,
+                     started_at, port, exit, restarts, crashes, streak, crash_times, backoff_until, timers_boot_id,
+                     adopted, ready, unready, reason, status_text)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (name) DO UPDATE SET
+    spec = excluded.spec, desired = excluded.desired, phase = excluded.phase, cookie = excluded.cookie,
+    boot_id = excluded.boot_id, pid = excluded.pid, start_ticks = excluded.start_ticks,
+    pidfd_inode = excluded.pidfd_inode, cgroup = excluded.cgroup, proxy_lock = excluded.proxy_lock,
+    started_at = excluded.started_at, port = excluded.port, exit = excluded.exit, restarts = excluded.restarts,
+    crashes = excluded.crashes, streak = excluded.streak, crash_times = excluded.crash_times,
+    backoff_until = excluded.backoff_until, timers_boot_id = excluded.timers_boot_id, adopted = excluded.adopted,
+    ready = excluded.ready, unready = excluded.unready, reason = excluded.reason,
+    status_text = excluded.status_text;
 
 -- name: delete_worker
 DELETE FROM workers WHERE name = :name;
