@@ -11,7 +11,6 @@ It stands on TOML 1.0 (``tomllib``), which tells no line numbers for values; sta
 them one at a time with the same parser, so quoting and multi-line values need no second grammar.
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -522,6 +521,8 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(what: str, given: str, accepted: Mapping[str, Any]) -> str:
+    import difflib  # noqa: PLC0415 - for those who mistyped
+
     begun = [name for name in accepted if name.startswith(given)]
     near = begun or difflib.get_close_matches(given, accepted, n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(accepted)) or 'none'}"

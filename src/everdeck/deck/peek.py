@@ -1,7 +1,6 @@
 """A look at a deck without owning it: what is up, and whether anybody supervises it. These are two facts."""
 
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
@@ -71,6 +70,8 @@ def _record(places: StateDir, name: str) -> WorkerRecord:
         finally:
             registry.close()
     if name not in records:
+        from difflib import get_close_matches  # noqa: PLC0415 - for those who mistyped
+
         raise UnknownWorker(name, tuple(get_close_matches(name, records, n=3)))
     return records[name]
 

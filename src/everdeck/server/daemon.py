@@ -36,7 +36,7 @@ from everdeck.deck import AsyncDeck
 from everdeck.deck.home import make_state_dir
 from everdeck.deck.peek import peek
 from everdeck.errors import DeckError, StateDirRefused
-from everdeck.kernel import orphans, spawn
+from everdeck.kernel import heap, orphans, spawn
 from everdeck.model import Event, WorkerStatus
 from everdeck.registry import check_writable, read_only
 from everdeck.server import TYPED_IN_ENV, activation, applying
@@ -141,7 +141,7 @@ def _settle() -> None:
 
     A moment after it: with thousands of workers this takes a tenth of a second, and people wait for the start.
     """
-    gc.collect()
+    heap.give_back()
     gc.freeze()
     gc.enable()
 

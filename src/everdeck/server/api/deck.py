@@ -14,6 +14,7 @@ from litestar.params import JSONBody, QueryParameter
 from everdeck import __version__
 from everdeck.access import Role
 from everdeck.errors import EverdeckError
+from everdeck.kernel import heap
 from everdeck.server import applying, metrics
 from everdeck.server.api.asking import ACTS, READS, Asked, Names, services_of, statuses_of
 from everdeck.server.documents import (
@@ -31,6 +32,8 @@ from everdeck.verbs import Abilities, Member
 
 # A month, as long as anything is kept.
 MOST_PAST_SECONDS: Final = 30 * 86_400.0
+_MANY: Final = 100
+_ANSWERED_SECONDS: Final = 0.2
 
 
 @get("/api/v1/deck", responses=READS, summary="The deck as a whole", tags=["deck"])
@@ -78,7 +81,11 @@ async def apply_configuration(request: Asked, data: JSONBody[ApplyRequest]) -> A
     services = services_of(request)
     grant_of(request).require(Role.ADMIN, "apply", whole_deck=True)
     async with services.apply_lock:
-        return await applying.apply(services.deck, data)
+        applied = await applying.apply(services.deck, data)
+    if len(data.workers) >= _MANY:
+        # When the answer is on its way: the request and the answer of a thousand workers are megabytes.
+        asyncio.get_running_loop().call_later(_ANSWERED_SECONDS, heap.give_back)
+    return applied
 
 
 @post("/api/v1/reconcile", responses=ACTS, status_code=204, summary="Compare with the kernel now", tags=["deck"])
