@@ -376,8 +376,13 @@ class Recovery:
             with self._parts.registry.transaction():
                 if before.identity is not None and ids.answer(before.identity) is ids.Answer.DIFFERENT:
                     # Its end was not recorded, because the owner died first: that it ended is told all the same.
-                    told = {"exit": exit_detail(UnknownExit()), "why_unknown": _OWNER_DIED_FIRST}
-                    self._parts.events.append(before.name, EventKind.EXITED, pid=before.identity.pid, **told)
+                    self._parts.events.append(
+                        before.name,
+                        EventKind.EXITED,
+                        pid=before.identity.pid,
+                        exit=exit_detail(UnknownExit()),
+                        why_unknown=_OWNER_DIED_FIRST,
+                    )
                     worker.record = replace(worker.record, exit=UnknownExit(), restarts=before.restarts + 1)
                 self._parts.registry.save(worker.record)
             newer.append(worker.name)
