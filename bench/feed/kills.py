@@ -159,6 +159,12 @@ class Trial:
         self.bot.join()
         return time.monotonic() - began
 
+    def deaths_of_poison(self) -> dict[str, int]:
+        """How often each poison was begun: each time it ended the bot."""
+        began = [number for number, _ in read(self.directory / "journal")["begin"]]
+        poison = {number: text for number, (_, text) in self.pushed.items() if text not in {"long", "short"}}
+        return {f"{text} {number}": began.count(number) for number, text in poison.items()}
+
     def waits(self) -> list[float]:
         """How long fresh messages waited: sent to a bot that was up, and begun by the same one."""
         seen = read(self.directory / "journal")
@@ -227,6 +233,8 @@ def main() -> int:
             f"repeated {len(seen['end']) - len({number for number, _ in seen['end']})}; {suspects} were left at the "
             f"last kill and {len(left)} after {seconds:.0f} s of peace; a fresh message waited {killed.told_waits()}"
         )
+        if given.poison:
+            print(f"each poison's own deaths (goal 3): {killed.deaths_of_poison()}")
         if given.beside:
             print(f"beside it, where nothing is suspected: {trials[1].told_waits()}")
         return int(bool(lost) or bool(left) or bool(innocent) or len(dead) - len(innocent) < len(given.poison))
