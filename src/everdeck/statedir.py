@@ -19,6 +19,8 @@ SECRETS: Final = "secrets"
 TMP: Final = "tmp"
 QUOTA: Final = "quota"
 PARTS: Final = (LOG, DATA, SECRETS)
+PARTS_OF_ALL: Final = (LOG, DATA)
+"""What every worker has; secrets only who has some."""
 
 
 class WorkerDir(NamedTuple):

@@ -20,6 +20,7 @@ import pytest
 from everdeck import Deck
 from everdeck.crashpoints import CRASH_AT_ENV
 from everdeck.deck.peek import peek
+from everdeck.kernel import native
 from everdeck.kernel.identity import command_line
 from everdeck.model import State, WorkerStatus
 from everdeck.registry import read_only
@@ -151,6 +152,43 @@ def test_a_crash_while_a_worker_is_replaced_is_an_ordinary_start(point: str, tmp
                     assert status.restarts == 1
                 ends = [event for event in deck.events() if event.kind in {"exited", "crashed"}]
                 assert len(ends) == 1, "that the one before has ended is told, by whichever owner"
+        with Deck(state) as deck:
+            deck.stop_all()
+            assert _processes(mark) == []
+    finally:
+        end_all_under(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("point", "visit"),
+    [
+        ("start.intent-recorded", 1),
+        ("start.locked", 1),
+        ("start.locked", deck_scenario.PLAIN - 1),
+        ("start.spawned", 1),
+        ("start.spawned", deck_scenario.PLAIN - 1),
+        ("start.recorded", 1),
+        ("start.recorded", 2),
+    ],
+)
+def test_a_crash_while_one_call_starts_many_is_an_ordinary_start(point: str, visit: int, tmp_path: Path) -> None:
+    """Some have no home yet, some a process that nobody recorded: each is there exactly once afterwards."""
+    if not native.available():
+        pytest.skip("the C side is not built here (no compiler when the package was installed)")
+    state = tmp_path / "state"
+    mark = str(300_000 + os.getpid() % 50_000 + (abs(hash((point, visit))) % 1000) * 0.001)
+    try:
+        with running(
+            sys.executable, SCENARIO, "plain", str(state), mark, "0", **{CRASH_AT_ENV: f"{point}:{visit}"}
+        ) as owner:
+            said, errors = owner.communicate(timeout=100)
+        assert owner.returncode == -signal.SIGKILL, f"{point} was not reached: {errors[-2000:]}"
+        seen = [tuple(line.split()[1:]) for line in said.splitlines() if line.startswith("event")]
+        for _ in range(2):
+            with Deck(state) as deck:
+                _check(deck, state, mark, seen)
+                begun = {status.name for status in deck.list() if status.state is State.RUNNING}
+                assert begun == {f"plain-{number}" for number in range(deck_scenario.PLAIN)}
         with Deck(state) as deck:
             deck.stop_all()
             assert _processes(mark) == []

@@ -77,7 +77,7 @@ def test_start_returns_a_running_worker(state: Path) -> None:
         assert state.stat().st_mode & 0o777 == 0o700
         names = {entry.name for entry in state.iterdir()}
         assert {"deck.lock", "deck.db", "workers"} <= names
-        assert {"lock", "log", "data", "secrets"} <= {entry.name for entry in (state / "workers" / "alice").iterdir()}
+        assert {"lock", "log", "data"} <= {entry.name for entry in (state / "workers" / "alice").iterdir()}
         deck.stop_all()
 
 

@@ -108,14 +108,15 @@ def test_an_older_registry_never_says_stopped_while_the_lock_is_held(tmp_path: P
         deck.stop_all()
 
 
-def test_a_record_without_a_directory_gets_one_again_and_it_is_said(tmp_path: Path) -> None:
-    """As a power cut or somebody's rm leaves it."""
+@pytest.mark.parametrize("lost", [".", "data"])
+def test_a_record_without_a_directory_gets_one_again_and_it_is_said(lost: str, tmp_path: Path) -> None:
+    """As a power cut or somebody's rm leaves it, whole or in part."""
     state = tmp_path / "state"
     with owner(state) as manager:
         pid = manager.ask("start", "ghost", FOREVER)["pid"]
         manager.kill()
     os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(state / "workers" / "ghost")
+    shutil.rmtree(state / "workers" / "ghost" / lost)
     with Deck(state) as deck:
         until(lambda: deck.status("ghost").state is State.RUNNING, "it runs in a directory of its own again")
         assert (state / "workers" / "ghost" / "data").is_dir()

@@ -178,6 +178,26 @@ def test_an_answer_comes_after_its_sync_and_nothing_waits_longer_than_a_second(d
     assert max(waits) < 30, "a second, and more only because the machine is busy"
 
 
+def test_no_answer_waits_for_the_empty_home_of_a_new_worker(tmp_path: Path) -> None:
+    """The record is synced before the answer, the directories a moment later: recovery makes them again."""
+    _needs_strace()
+    state, trace = tmp_path / "state", tmp_path / "trace"
+    words = power_trace.command(trace, sys.executable, deck_owner.__file__, str(state), "power")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as run:
+        owner = Owner(run)
+        try:
+            assert owner.answer() == "open"
+            owner.ask("start", "w", FOREVER)
+            owner.ask("stop_all")
+        finally:
+            run.communicate(timeout=60)
+    told = list(power_trace.walk(trace, state))
+    [started, _] = [one for one in told if isinstance(one, power_trace.Said) and '\\"answer\\"' in one.text][1:]
+    assert _ours(started.unsynced) == [str(state / "workers")]
+    assert str(state / "workers") in {one.path for one in told if isinstance(one, power_trace.Sync)}
+
+
 def test_the_log_tells_where_a_power_cut_may_have_taken_lines(tmp_path: Path) -> None:
     """The page cache is gone without a trace: the mark of a worker's end says that it ended with the machine."""
     state = tmp_path / "state"

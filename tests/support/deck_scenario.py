@@ -116,6 +116,20 @@ async def replaced(state: str, mark: str, _stranger: int) -> None:
         say("done")
 
 
+PLAIN = 20
+"""More than one call of the C side starts."""
+
+
+async def plain(state: str, mark: str, _stranger: int) -> None:
+    """Start new workers that ask for nothing special, which the C side does in two calls."""
+    async with AsyncDeck(state) as deck:
+        listener = asyncio.ensure_future(_repeat(deck))
+        await deck.start_many({f"plain-{number}": sleeper(mark, f"plain-{number}") for number in range(PLAIN)})
+        listener.cancel()
+        say("done")
+        await asyncio.Event().wait()
+
+
 async def _repeat(deck: AsyncDeck) -> None:
     async for event in deck.follow(after=0):
         say("event", event.id, event.worker, event.kind.value)
@@ -127,7 +141,7 @@ def wanted_alive(state: State) -> bool:
 
 
 if __name__ == "__main__":
-    role = {"before": before, "verbs": verbs, "many": many, "replaced": replaced}[sys.argv[1]]
+    role = {"before": before, "verbs": verbs, "many": many, "plain": plain, "replaced": replaced}[sys.argv[1]]
     asyncio.run(role(sys.argv[2], sys.argv[3], int(sys.argv[4])))
     sys.stdout.flush()
     assert Path(sys.argv[2]).exists()

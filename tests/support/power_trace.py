@@ -77,7 +77,9 @@ def _entered(rest: str, at: float, state: Path, dirty: dict[str, float]) -> Iter
         elif fd is not None and fd["path"].startswith(str(state)):
             dirty.setdefault(fd["path"], at)
     elif name.startswith(("rename", "mkdir")):
-        for path in _QUOTED.findall(arguments)[-1:]:
+        folder = _FD.match(arguments)
+        for name in _QUOTED.findall(arguments)[-1:]:
+            path = name if folder is None else f"{folder['path']}/{name}"
             if path.startswith(str(state)):
                 dirty.setdefault(str(Path(path).parent), at)
 

@@ -1,5 +1,6 @@
 """The thread beside the loop: what it is given is called, whatever becomes of it."""
 
+import asyncio
 import queue
 import signal
 import threading
@@ -59,3 +60,36 @@ def test_what_a_thread_left_that_died_is_called_by_the_loop(monkeypatch: pytest.
     crew.close()
     with pytest.raises(queue.Empty):
         done.get_nowait()
+
+
+def test_the_loop_is_everybodys_while_a_call_is_under_way() -> None:
+    """Who waits for it does not leave before it is over, though cancelled, and tells that he was."""
+
+    async def scenario() -> None:
+        crew, others, called = Crew(), threading.Event(), []
+        over = crew.begin(lambda: called.append(others.wait(60)))
+        waiting = asyncio.ensure_future(crew.outlasted(over))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        others.set()
+        assert isinstance(await waiting, asyncio.CancelledError)
+        assert called == [True]
+        crew.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_for_a_thread_that_died_calls_himself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread is a means; a start is a promise."""
+
+    async def scenario() -> None:
+        crew, called = Crew(), []
+        monkeypatch.setattr(crew, "_run", lambda: None)
+        over = crew.begin(lambda: called.append(threading.current_thread()))
+        assert await crew.outlasted(over) is None
+        assert called == [threading.current_thread()]
+        crew.close()
+
+    asyncio.run(scenario())

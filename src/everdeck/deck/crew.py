@@ -5,10 +5,13 @@ which an interpreter has nothing to do. So the starts of a group are made ready 
 this thread with the interpreter's lock released, and what came of them is taken by the loop again: locks, crash points
 and records stay where they are.
 
-It is handed one call at a time and keeps nothing: a thread that could not be started, or is gone, costs time and no
+First starts are handed to it several in one call, which makes their files too, and the loop is everybody's meanwhile.
+
+It keeps nothing of what it is handed: a thread that could not be started, or is gone, costs time and no
 start. All signals are blocked in it, because a handler of the host belongs to the host's own threads.
 """
 
+import asyncio
 import contextlib
 import queue
 import signal
@@ -50,6 +53,38 @@ class Crew:
                 if self._thread is None or not self._thread.is_alive():
                     self._thread = None  # the next call starts another one
                     self._work_off()
+
+    def begin(self, call: Callable[[], None]) -> "asyncio.Future[None]":
+        """Have it called soon; the future is done when it is over, so others may have the loop until then."""
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+
+        def told() -> None:
+            if not over.done():
+                over.set_result(None)
+
+        def then_tell() -> None:
+            try:
+                call()
+            finally:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(told)
+
+        self.give(then_tell, None, Done())
+        return over
+
+    async def outlasted(self, over: "asyncio.Future[None]") -> BaseException | None:
+        """Return when it is done, not before: what is born by then has to be recorded. Tells if we were cancelled."""
+        interrupted: BaseException | None = None
+        while not over.done():
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = None
+                self._work_off()
+            try:
+                await asyncio.wait([over], timeout=_LOOK_SECONDS)
+            except asyncio.CancelledError as err:
+                interrupted = err
+        return interrupted
 
     def close(self) -> None:
         """End the thread, after what it was given."""

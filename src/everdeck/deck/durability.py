@@ -3,7 +3,8 @@
 ``power``: an answer means that it survives a power cut. What a verb recorded is synced before the verb returns; verbs
 that wait at the same time share one sync, so a hundred of them cost a few. ``process``: an answer means that it
 survives the death of any process, and the disk has it within a second; a power cut may take that second back. In both,
-what nobody waits for (a crash, a restart, a notification) is on the disk within a second too.
+what nobody waits for (a crash, a restart, a notification) is on the disk within a second too. So is the empty home of a
+new worker: what a record speaks of and the disk has lost, whoever opens the deck makes again.
 
 A sync may take as long as the disk likes, so it is done by a thread and nobody but those who asked wait for it.
 """
@@ -23,6 +24,7 @@ __all__ = ["Durability", "DurabilityMode"]
 
 _log: Final = logging.getLogger("everdeck.deck")
 _LATEST_SECONDS: Final = 0.8  # with the sync itself: within a second
+_SYNCS_AT_ONCE: Final = 2  # of what answers wait for, and of what they do not
 _MANY: Final = 16  # homes of a group; each sync is a trip to the disk, and one for the whole file system is one
 
 
@@ -38,6 +40,9 @@ class Durability:
         self._synced = 0
         self._paths: set[str] = set()
         self._closed = False
+        self._soon: set[str] = set()
+        self._soon_timer: asyncio.TimerHandle | None = None
+        self._syncing_soon: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._syncing: asyncio.Future[None] | None = None
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
@@ -46,6 +51,12 @@ class Durability:
     def also(self, path: str) -> None:
         """With the next sync, sync this too: a directory in which a home was made or moved."""
         self._paths.add(path)
+
+    def soon(self, path: str) -> None:
+        """Sync this within a second; no answer waits for it, because recovery makes it again."""
+        self._soon.add(path)
+        if self._soon_timer is None:
+            self._soon_timer = self._loop.call_later(_LATEST_SECONDS, self._begin_soon)
 
     async def answerable(self) -> None:
         """Return when what was recorded so far may be told as an answer; raises if the disk refuses it."""
@@ -64,25 +75,47 @@ class Durability:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._thread is None:
-            self._thread = concurrent.futures.ThreadPoolExecutor(1, "everdeck-sync")
         writes, paths = self._registry.writes, self._paths
         self._paths = set()
         # Not the executor's own future: for a moment that one is done and not yet noted here, and whoever looked just
         # then would wait for something that is over, which does not let go of the loop, and look again, for ever.
         self._syncing = told = self._loop.create_future()
-        syncing = self._loop.run_in_executor(self._thread, self._sync, paths)
+        syncing = self._loop.run_in_executor(self._beside(), self._sync, paths)
         syncing.add_done_callback(lambda done: self._ended(done, told, writes, paths))
+
+    def _beside(self) -> concurrent.futures.Executor:
+        if self._thread is None:
+            self._thread = concurrent.futures.ThreadPoolExecutor(_SYNCS_AT_ONCE, "everdeck-sync")
+        return self._thread
+
+    def _begin_soon(self) -> None:
+        self._soon_timer = None
+        if self._syncing_soon is None and self._soon:
+            paths, self._soon = self._soon, set()
+            self._syncing_soon = self._loop.run_in_executor(self._beside(), self._sync_paths, paths)
+            self._syncing_soon.add_done_callback(lambda done: self._ended_soon(done, paths))
+
+    def _ended_soon(self, done: "asyncio.Future[None]", paths: set[str]) -> None:
+        self._syncing_soon = None
+        left = set(self._soon)
+        if not done.cancelled() and (error := done.exception()) is not None:
+            _log.error("directories of new workers are not on the disk yet: %s", error)
+            left |= paths
+        for path in left if not self._closed else ():
+            self.soon(path)
 
     def _sync(self, paths: set[str]) -> None:
         # The paths first: a record whose directory was lost is worse than a directory that nobody recorded.
+        self._sync_paths(paths)
+        self._registry.sync()
+
+    def _sync_paths(self, paths: set[str]) -> None:
         if len(paths) > _MANY:
             disk.sync_all_of(self._registry.path.parent)
         else:
             for path in paths:
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed since
                     disk.sync_path(path)
-        self._registry.sync()
 
     def _ended(self, done: "asyncio.Future[None]", told: "asyncio.Future[None]", writes: int, paths: set[str]) -> None:
         self._syncing = None
@@ -115,8 +148,12 @@ class Durability:
         self._registry.on_write = None
         with contextlib.suppress(RegistryError, OSError):
             await self._settled(self._registry.writes)
+        self._begin_soon()
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._syncing_soon is not None:
+            await asyncio.wait([self._syncing_soon])
+        for timer in (self._timer, self._soon_timer):
+            if timer is not None:
+                timer.cancel()
         if self._thread is not None:
             self._thread.shutdown(wait=False)

@@ -12,6 +12,7 @@ import secrets
 import socket
 import sys
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,11 +22,11 @@ import msgspec
 from everdeck import child, disk
 from everdeck.deck import rights
 from everdeck.errors import LimitUnavailable, PortUnavailable, RegistryUnavailable, SpecError, StateDirRefused
-from everdeck.kernel import containment, controllers, credentials, flock, lifeline, quotas, spawn
-from everdeck.kernel.birth import Birth
+from everdeck.kernel import containment, controllers, credentials, flock, lifeline, native, quotas, spawn
+from everdeck.kernel.birth import Birth, Program
 from everdeck.logs import files as logfiles
-from everdeck.model import Cookie, Identity, Secret, WorkerName, WorkerSpec
-from everdeck.statedir import DATA, LOCK, LOG, PARTS, QUOTA, SECRETS
+from everdeck.model import Cookie, Identity, Limits, Secret, WorkerName, WorkerSpec
+from everdeck.statedir import DATA, LOCK, LOG, PARTS, PARTS_OF_ALL, QUOTA, SECRETS
 
 PASSED_THROUGH: Final = ("PATH", "HOME", "LANG", "TZ", "USER", "SHELL")
 _WRITTEN_BY_US: Final = (
@@ -44,6 +45,8 @@ _WRITTEN_BY_SHELLS: Final = ("PWD", "OLDPWD", "SHLVL", "_")
 _DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _FIRST_PORT: Final = 20_000  # below the kernel's range for outgoing connections (32768-60999)
 _PORTS: Final = 12_000
+_LAST_STANDARD_FD: Final = 2
+_NO_LIMITS: Final = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ class Engine:
         self._with_lock = with_lock
         self._null_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         # The owner's environment as it is now: looked up once, because each look decodes (12-18 µs per start).
+        self._workers_fd = -1
+        self._has_cgroups: bool | None = None
         self._passed_through = {key: os.environ[key] for key in PASSED_THROUGH if key in os.environ}
 
     def close(self) -> None:
@@ -112,6 +117,9 @@ class Engine:
         if self._null_fd >= 0:
             os.close(self._null_fd)
             self._null_fd = -1
+        if self._workers_fd >= 0:
+            os.close(self._workers_fd)
+            self._workers_fd = -1
 
     # --- places -------------------------------------------------------------------------------------------------
 
@@ -168,8 +176,11 @@ class Engine:
 
     # --- starting -----------------------------------------------------------------------------------------------
 
-    def prepare(self, name: WorkerName, spec: WorkerSpec) -> None:
-        """Make the directories (once) and put the secrets' files into place, each in one step."""
+    def prepare(self, name: WorkerName, spec: WorkerSpec) -> bool:
+        """Make the directories (once) and put the secrets' files into place, each in one step.
+
+        True if there is more in it than directories, which a power cut must not take after an answer.
+        """
         home = f"{self._workers}/{name}"
         special = spec.secrets or spec.user is not None or spec.sandbox.level == "strict"
         special = bool(special) or spec.limits.disk_bytes is not None
@@ -180,12 +191,13 @@ class Engine:
                 special = special or os.path.exists(f"{home}/{QUOTA}")  # noqa: PTH110
                 special = special or not os.path.isdir(f"{home}/{DATA}")  # noqa: PTH112
             else:
-                for part in PARTS:
+                for part in PARTS_OF_ALL:
                     os.mkdir(f"{home}/{part}", 0o700)  # noqa: PTH102
             if special:
                 self._furnish(Path(home), spec)
         except OSError as err:
             raise _refused(err, Path(home)) from err
+        return special
 
     def _furnish(self, home: Path, spec: WorkerSpec) -> None:
         """The rarer parts of a worker's home: what a crash left out, secrets, another account's rights.
@@ -222,6 +234,52 @@ class Engine:
     def take_lock(self, name: WorkerName) -> int | None:
         """The descriptor that holds the worker's lock, or None if somebody else holds it."""
         return flock.take(f"{self._workers}/{name}/{LOCK}")
+
+    def starts_in_one(self, spec: WorkerSpec) -> bool:
+        """Can the first start of such a worker be one call, without a step that needs Python?"""
+        return (
+            spec.lifetime == "adoptable"
+            and not spec.secrets
+            and spec.user is None
+            and spec.group is None
+            and spec.umask is None
+            and spec.sandbox.level == "off"
+            and not spec.log.split_stderr
+            and spec.limits == _NO_LIMITS
+            and self._with_lock
+            and self._null_fd > _LAST_STANDARD_FD
+            and native.available()
+        )
+
+    def first(
+        self, name: WorkerName, spec: WorkerSpec, cookie: Cookie, port: int | None, note: bytes, last_end: str | None
+    ) -> native.First:
+        """Such a start, described."""
+        home = f"{self._workers}/{name}"
+        env = self._environment(name, spec, cookie, port, None, last_end)
+        program = Program(_command_of(spec), env, spec.cwd or f"{home}/{DATA}", (-1, -1, -1), ())
+        mark = logfiles.mark_line(f"started cookie={cookie}").decode()
+        return native.First(name, self._new_cgroup(name), note, mark, program)
+
+    def first_starts(self, workers: Sequence[native.First], die_locked: int) -> native.FirstStarts:
+        """All of them, made ready to be called in whichever thread."""
+        if self._workers_fd < 0:
+            self._workers_fd = os.open(self._workers, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return spawn.first_starts((self._workers_fd, self._null_fd), workers, die_locked)
+
+    def first_launched(self, first: native.First, made: native.Made) -> tuple[Launched, Identity | None]:
+        """What came of one: its process, and who that is if it could be told; or why it was refused."""
+        if made.step < 0:
+            launched = Launched(made.pidfd, made.pid, None, first.cgroup or None)
+            return launched, spawn.identity_of_first(made)
+        error = spawn.error_of(made, first.program.command[0], first.program.cwd)
+        logfiles.mark(f"{self._workers}/{first.name}/{LOG}", f"not started: {error}")
+        raise error
+
+    def _new_cgroup(self, name: WorkerName) -> str:
+        if self._has_cgroups is None:
+            self._has_cgroups = self.cgroup_home is not None and containment.make_cgroup(self.cgroup_home)
+        return f"{self._cgroups}/{name}" if self._has_cgroups else ""
 
     def make_ready(
         self,

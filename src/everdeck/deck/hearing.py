@@ -4,9 +4,10 @@ Nobody waits for these. What cannot be recorded at the moment is true all the sa
 """
 
 import contextlib
+import dataclasses
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -16,15 +17,15 @@ from everdeck.deck.budget import Budget
 from everdeck.deck.ending import out_of_memory, pid_of
 from everdeck.deck.gather import Gathered
 from everdeck.deck.healing import Healing
-from everdeck.deck.parts import Parts
+from everdeck.deck.parts import Parts, Unborn
 from everdeck.deck.starting import Starting
 from everdeck.deck.worker import Worker
 from everdeck.errors import KernelError, RegistryError
 from everdeck.kernel import identity as ids
-from everdeck.kernel.containment import environment_of
+from everdeck.kernel.containment import Tree, environment_of
 from everdeck.kernel.identity import printable
 from everdeck.kernel.notify import Notification, speaker
-from everdeck.model import EventKind, State
+from everdeck.model import Cookie, EventKind, State
 from everdeck.registry import WorkerRecord
 
 _log: Final = logging.getLogger("everdeck.deck")
@@ -33,6 +34,7 @@ _STATUS_SECONDS: Final = 1.0
 _EVENT_BYTES: Final = 4096
 _EVENTS_AT_ONCE: Final = 500  # a feed that works off a backlog reports in bursts
 _EVENTS_PER_SECOND: Final = 50.0
+_SAID_EARLY: Final = 16  # in the milliseconds until its birth is recorded
 _STRANGERS_AT_ONCE: Final = 20
 _STRANGERS_PER_SECOND: Final = 5.0
 
@@ -61,23 +63,34 @@ class Hearing:
     def _speaker(self, said: Notification) -> str | None:
         """Whose process spoke: first the worker that its environment names is looked at, and only then all of them."""
         claimed = self._parts.workers.get(environment_of(said.pid).get(WORKER_ENV, ""))
-        name = None if claimed is None else _spoken_by(said, [claimed])
+        unborn = self._parts.unborn
+        name = None if claimed is None else _spoken_by(said, [claimed], unborn)
         # Looking at everybody is what a stranger's flood would cost us; who names his worker is not kept waiting.
         if name is None and self._strangers.allows(self._parts.loop.time()):
-            name = _spoken_by(said, self._parts.workers.values())
+            name = _spoken_by(said, self._parts.workers.values(), unborn)
             if name is None:
                 _log.info("notification from pid %d (uid %d) ignored: not part of any worker", said.pid, said.uid)
         return name
 
     def _hear(self, said: Notification) -> None:
         name = self._speaker(said)
-        worker = None if name is None else self._parts.workers.get(name)
+        if name in self._parts.unborn:
+            early = self._parts.unborn[name].said
+            if len(early) < _SAID_EARLY:
+                early.append(said.fields)
+        elif name is not None:
+            self.heard_early(name, [said.fields])
+
+    def heard_early(self, name: str, said: list[dict[str, str]]) -> None:
+        """What a worker said, in order; some of it perhaps before we knew which process it is."""
+        worker = self._parts.workers.get(name)
         if worker is None:
             return
-        if worker.record.spec.health is not None:
-            self._parts.health.notified(worker.name, said.fields)
-        else:
-            self._hear_unasked(worker, said.fields)
+        for fields in said:
+            if worker.record.spec.health is not None:
+                self._parts.health.notified(worker.name, fields)
+            else:
+                self._hear_unasked(worker, fields)
 
     def _hear_unasked(self, worker: Worker, fields: dict[str, str]) -> None:
         """Programs speak the protocol whether or not anybody asked: show what they say."""
@@ -242,8 +255,17 @@ def _printable(said: Any) -> Any:
             return said
 
 
-def _spoken_by(said: Notification, workers: Iterable[Worker]) -> str | None:
-    """The one of these workers whose tree the sender is proven to be of."""
-    living = [worker for worker in workers if worker.has_process]
-    by_leader = {worker.record.identity.pid: worker.tree() for worker in living if worker.record.identity}
-    return speaker(said, by_leader, {tree.cookie: tree for tree in by_leader.values()})
+def _spoken_by(said: Notification, workers: Iterable[Worker], unborn: Mapping[str, Unborn]) -> str | None:
+    """The one of these workers whose tree the sender is proven to be of.
+
+    Of one that is just being born no leader is known, but its cookie and its cgroup are.
+    """
+    by_leader: dict[int, Tree] = {}
+    by_cookie: dict[Cookie, Tree] = {}
+    for worker in workers:
+        tree = worker.tree()
+        if worker.has_process and tree.identity is not None:
+            by_leader[tree.identity.pid] = by_cookie[tree.cookie] = tree
+        elif worker.name in unborn:
+            by_cookie[tree.cookie] = dataclasses.replace(tree, cgroup=unborn[worker.name].cgroup)
+    return speaker(said, by_leader, by_cookie)

@@ -46,10 +46,14 @@ _IN_PLACE_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXE
 
 def write(home: str, cookie: Cookie, spec_json: bytes) -> None:
     """Note a start that is about to happen."""
-    content = b'{"cookie":' + msgspec.json.encode(cookie) + b',"spec":' + spec_json + b"}"
-    path = f"{home}/{NOTE}"
-    if not _renewed(path, cookie.encode(), content):
-        disk.replace_file(path, content, synced=False)
+    path, said = f"{home}/{NOTE}", content(cookie, spec_json)
+    if not _renewed(path, cookie.encode(), said):
+        disk.replace_file(path, said, synced=False)
+
+
+def content(cookie: Cookie, spec_json: bytes) -> bytes:
+    """What the note of such a start says."""
+    return _BEFORE_COOKIE + cookie.encode() + b'","spec":' + spec_json + b"}"
 
 
 def _renewed(path: str, cookie: bytes, content: bytes) -> bool:

@@ -159,6 +159,7 @@ class Owner(MessageVerbs):
         self._healing = Healing(parts, self._ending, self._starting)
         self._recovery = Recovery(parts, self._ending, self._starting, self._healing)
         self._hearing = hearing = Hearing(parts, self._starting, self._healing)
+        parts.heard_early = hearing.heard_early
         parts.logs = deck_logs.LogKeeper(hearing.log_rotated, room=log_room, workers_dir=home.workers_dir)
         parts.gatherer = Gatherer(hearing.gathered, parts.loop)
         parts.memory = MemoryWatch(hearing.lacked_memory, parts.loop)
@@ -432,21 +433,41 @@ class Owner(MessageVerbs):
         telling: builtins.list[asyncio.Task[None]] = []
         slow: builtins.list[WorkerName] = []
         group: dict[WorkerName, WorkerSpec | None] = {}
+        begun: builtins.list[asyncio.Task[None]] = []
         try:
             for name, spec in wanted.items():
                 if len(group) == _GROUP:
-                    await start(group)
+                    await self._begin_group(begun, start, group)
                     group = {}
                 if self._starts_at_once(name):
                     group[name] = spec
                 else:  # started separately so that it does not delay the others
                     slow.append(name)
-            if group:
-                await start(group)
+            await self._begin_group(begun, start, group)
+            await asyncio.gather(*begun)
             await asyncio.gather(*(start({name: wanted[name]}) for name in slow))
         finally:
+            await asyncio.gather(*begun)
             await asyncio.gather(*telling)
         return _all_started({name: answers[name] for name in wanted})
+
+    async def _begin_group(
+        self,
+        begun: builtins.list[asyncio.Task[None]],
+        start: Callable[[Mapping[WorkerName, WorkerSpec | None]], Coroutine[Any, Any, None]],
+        group: Mapping[WorkerName, WorkerSpec | None],
+    ) -> None:
+        """Begin a group; return when those before it are over, or all, so that events come in the order asked for.
+
+        Where the C side makes the births, one group is made ready while the one before is born.
+        """
+        parts = self._parts()
+        by_calls = all(spec is not None and parts.engine.starts_in_one(spec) for spec in group.values())
+        if not by_calls:
+            await asyncio.gather(*begun)
+        begun.append(parts.loop.create_task(start(group)))
+        await asyncio.gather(*(begun[:-1] if by_calls else begun))
+        del begun[:-1]
 
     def _starts_at_once(self, name: WorkerName) -> bool:
         """Is nobody acting on it, and is there nobody to stop first?"""
@@ -943,11 +964,13 @@ class Owner(MessageVerbs):
             parts.workers[name] = worker = Worker(record, parts.engine.workers_dir)
             worker.on_death = self._healing.died
             new.append(worker)
-            parts.engine.prepare(name, spec)
+            homeless = parts.engine.starts_in_one(spec)
+            special = not homeless and parts.engine.prepare(name, spec)
             folder = str(self._home.workers_dir)
-            parts.durability.also(folder)
-            parts.durability.also(f"{folder}/{name}")
-            return Launch(worker, EventKind.STARTED, spec, record)
+            sync = parts.durability.also if special else parts.durability.soon
+            sync(folder)
+            sync(f"{folder}/{name}")
+            return Launch(worker, EventKind.STARTED, spec, record, homeless=homeless)
         worker.cancel_timer()
         if spec is None or not changed:
             return Launch(worker, EventKind.STARTED, worker.record.spec, worker.record)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, TypeAlias
@@ -45,6 +45,15 @@ Change: TypeAlias = tuple[Worker, WorkerRecord, Sequence[tuple[EventKind, dict[s
 _RESERVE_SECONDS: Final = 60.0
 
 
+@dataclass(eq=False, slots=True)
+class Unborn:
+    """A worker whose process may run already, while nobody knows its pid yet."""
+
+    cgroup: str | None
+    said: list[dict[str, str]] = field(default_factory=list)
+    """What it said by now, which counts when it is known."""
+
+
 @dataclass(eq=False)
 class Parts:
     """Everything that is open, and the workers."""
@@ -68,6 +77,8 @@ class Parts:
     health: HealthKeeper = field(init=False)
     crew: Crew = field(default_factory=Crew)
     workers: dict[str, Worker] = field(default_factory=dict)
+    unborn: dict[str, Unborn] = field(default_factory=dict)
+    heard_early: Callable[[str, list[dict[str, str]]], None] = field(init=False)
     turns: "Turns" = field(default_factory=lambda: Turns())  # noqa: PLW0108 - the class stands below
     tasks: "Tasks" = field(init=False)
     closing: bool = False

@@ -40,6 +40,7 @@ from everdeck.kernel.escalation import Outcome
 from everdeck.model import Cookie, EventKind, State, UnknownExit, WorkerName, WorkerSpec, worker_name
 from everdeck.registry import WorkerRecord
 from everdeck.registry.store import encoded_spec
+from everdeck.statedir import DATA
 
 _log: Final = logging.getLogger("everdeck.deck")
 _OWNER_DIED_FIRST: Final = "the owner that saw it died before it could record how it ended"
@@ -390,9 +391,10 @@ class Recovery:
 
     def _remake_homes(self) -> list[str]:
         """A record without a directory (a power cut, somebody's rm): it gets an empty one again, and that is said."""
-        remade = []
+        remade, workers_dir = [], self._parts.engine.workers_dir
         for worker in self._parts.workers.values():
-            if not os.path.isdir(f"{self._parts.engine.workers_dir}/{worker.name}"):  # noqa: PTH112 - ten thousand times
+            # Of a home that was made just before the cut the disk may have a part only.
+            if not os.path.isdir(f"{workers_dir}/{worker.name}/{DATA}"):  # noqa: PTH112 - ten thousand times
                 with contextlib.suppress(StateDirRefused, RegistryUnavailable):
                     self._parts.engine.prepare(worker.record.name, worker.record.spec)
                     remade.append(worker.name)

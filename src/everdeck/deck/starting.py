@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from everdeck.crashpoints import crash_point
+from everdeck.crashpoints import crash_point, visited, visits_left
 from everdeck.deck import notes, reaching
 from everdeck.deck.crew import Done
 from everdeck.deck.ending import Ending, pid_of
 from everdeck.deck.engine import Engine, Launched, Ready, choose_port, port_is_free
-from everdeck.deck.parts import Parts
+from everdeck.deck.parts import Parts, Unborn
 from everdeck.deck.worker import Worker
 from everdeck.errors import (
     EverdeckError,
@@ -36,7 +36,7 @@ from everdeck.errors import (
     RegistryError,
     SpecError,
 )
-from everdeck.kernel import containment, controllers, exits, flock
+from everdeck.kernel import containment, controllers, exits, flock, native, spawn
 from everdeck.kernel import identity as ids
 from everdeck.kernel.containment import Tree
 from everdeck.kernel.escalation import Subject
@@ -78,12 +78,27 @@ class Launch:
     """Not recorded yet; none afterwards."""
     end_mark: str | None = None
     same_cgroup: bool = False
+    homeless: bool = False
+    """Is its home yet to be made, with everything else in one call?"""
     ready: Ready | None = None
     launched: Launched | None = None
     identity: Identity | None = None
     failure: BaseException | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Some first starts that one call makes."""
+
+    orders: Sequence[Launch]
+    firsts: Sequence[native.First]
+    starts: native.FirstStarts
+    over: "asyncio.Future[None] | None"
+    """None: it is called here."""
+
+
+_IN_ONE_CALL: Final = 16
+"""How many first starts one call makes: each waits for the last of them, and a call is what the crew is given."""
 _MOST_UNDER_WAY: Final = 4
 """How many starts may wait for the crew: each has its log and its lock open meanwhile, and others get the loop only
 when they are over. The crew needs no more than the next one to be always at work."""
@@ -132,10 +147,12 @@ class Starting:
         crash_point("start.begin")
         self._intend(orders)
         crash_point("start.intent-recorded")
-        interrupted: BaseException | None = None
+        first = [order for order in orders if order.homeless and order.failure is None]
+        alone = len(orders) == 1
+        interrupted = await self._launch_first(first, alone=alone) if first else None
+        orders = [order for order in orders if order.launched is None and order.failure is None]
         spawned: list[Launch] = []
         under_way, done = 0, Done()
-        alone = len(orders) == 1
         begin = monotonic()
         for order in orders:
             if order.failure is not None:
@@ -164,6 +181,78 @@ class Starting:
         self._taken(done, under_way, spawned)
         await self._settle(spawned)
 
+    async def _launch_first(self, orders: Sequence[Launch], *, alone: bool) -> BaseException | None:
+        """Start those that have no home yet, some in each call; others have the loop while the crew is at work.
+
+        Those that one call cannot start are left to the steps. Tells if we were cancelled meanwhile.
+        """
+        engine, crew = self._parts.engine, self._parts.crew
+        interrupted: BaseException | None = None
+        calls: list[_Call] = []
+        locked, deadly = 0, visits_left("start.locked")
+        for begin in range(0, len(orders), _IN_ONE_CALL):
+            described = [(order, await self._described(order)) for order in orders[begin : begin + _IN_ONE_CALL]]
+            some = [order for order, first in described if first is not None]
+            firsts = [first for _, first in described if first is not None]
+            if not some:
+                continue
+            try:
+                starts = engine.first_starts(firsts, max(deadly - locked, 0))
+            except (native.Refused, OSError, ValueError):  # the steps say what is wrong with it
+                continue
+            locked += len(some)
+            if not alone:  # others have the loop meanwhile, and may hear from them
+                for first in firsts:
+                    self._parts.unborn[first.name] = Unborn(first.cgroup or None)
+            calls.append(_Call(some, firsts, starts, None if alone else crew.begin(starts.call)))
+        for call in calls:
+            if call.over is None:
+                call.starts.call()
+            else:
+                interrupted = await crew.outlasted(call.over) or interrupted
+            visited("start.locked", len(call.orders))
+            await self._settle(self._taken_first(call))
+            for order in call.orders:
+                unborn = self._parts.unborn.pop(order.worker.name, None)
+                if unborn is not None and unborn.said and order.failure is None:
+                    self._parts.heard_early(order.worker.name, unborn.said)
+        return interrupted
+
+    async def _described(self, order: Launch) -> native.First | None:
+        """A first start as one call needs it; None: it cannot be one, or failed."""
+        parts, worker, spec = self._parts, order.worker, order.spec
+        intent = worker.record
+        try:
+            paths = reaching.to_ask_about(spec.command, spec.cwd) if spec.command else []
+            if paths and not await reaching.reached(paths, spec.command[0]):
+                return None
+            note = notes.content(intent.cookie, intent.spec_json)
+            last_end = _last_end(worker, order.before)
+            return parts.engine.first(intent.name, spec, intent.cookie, intent.port, note, last_end)
+        except BaseException as err:  # noqa: BLE001 - told through the order
+            order.failure = err
+            self._back_to_rest(order)
+            return None
+
+    def _taken_first(self, call: "_Call") -> list[Launch]:
+        """Those that were spawned; those that were refused go back to rest, and those that need steps are left."""
+        spawned: list[Launch] = []
+        try:
+            told = call.starts.told()
+        except native.Refused:  # nothing was begun
+            return spawned
+        for order, first, made in zip(call.orders, call.firsts, told, strict=True):
+            if made.step >= 0 and not spawn.is_refusal(made):
+                continue
+            try:
+                order.launched, order.identity = self._parts.engine.first_launched(first, made)
+                crash_point("start.spawned")
+                spawned.append(order)
+            except EverdeckError as err:
+                order.failure = err
+                self._back_to_rest(order)
+        return spawned
+
     def _taken(self, done: Done, under_way: int, spawned: list[Launch], most: int = 0) -> int:
         """Take what the crew has done; wait until it has at most so many left, and tell how many."""
         while under_way and (under_way > most or not done.empty()):
@@ -189,7 +278,7 @@ class Starting:
         """Identify and record those that were spawned, in one commit, and tend them; end those where that fails."""
         launched: list[Launch] = []
         for order in spawned:
-            if order.failure is None and order.launched is not None:
+            if order.failure is None and order.launched is not None and order.identity is None:
                 try:
                     order.identity = self._parts.engine.identify(order.launched)
                 except BaseException as err:  # noqa: BLE001 - told through the order
@@ -295,6 +384,8 @@ class Starting:
         """The lock, then everything but the process; the record comes with those of the others."""
         parts, worker, spec = self._parts, order.worker, order.spec
         intent = worker.record
+        if order.homeless:
+            parts.engine.prepare(intent.name, spec)
         paths = reaching.to_ask_about(spec.command, spec.cwd) if spec.command else []
         may_hang = bool(paths) and not await reaching.reached(paths, spec.command[0])
         if spec.secrets or order.before.spec.secrets:
@@ -361,10 +452,10 @@ class Starting:
                     started_at=now,
                     restarts=record.restarts + (order.kind is EventKind.RESTARTED),
                 )
-                parts.registry.save(record)
                 self._tell_end(order)
                 parts.events.pass_on(record.name, order.kind, {"pid": order.identity.pid, **order.detail})
                 running.append(record)
+            parts.registry.save_all(running)
         for order, record in zip(launched, running, strict=True):
             assert order.launched is not None  # noqa: S101
             order.end = None

@@ -21,8 +21,10 @@
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -44,10 +46,15 @@
 #define LOOK_MILLISECONDS 50
 #define STACK_BYTES 65536
 #define LAST_SIGNAL 64
+#define CLEARED_HANDLERS 0x100000000ULL /* CLONE_CLEAR_SIGHAND, Linux 5.5 */
+#define CLEARED_NUMBER 0x00200000ULL    /* CLONE_CHILD_CLEARTID */
+#define FUTEX_OF_ALL 0                  /* FUTEX_WAIT; not the private kind, which the kernel does not wake here */
+#define MOST_UNDER_WAY 4
+#define SMALL_STACK_BYTES 16384
 
 /* The order of everdeck.kernel.native.STEPS. */
 enum step { CLONE, CGROUP, SESSION, DESCRIPTORS, OPEN_FILES, NICE, OOM, CAPABILITIES, GROUP, USER, CWD, PRIVILEGES,
-            LANDLOCK, SECCOMP, EXEC, PATIENCE };
+            LANDLOCK, SECCOMP, EXEC, PATIENCE, HOME };
 
 struct order {
     char *words; /* programs (each is tried), arguments, environment: one after another, each ended by a NUL */
@@ -256,13 +263,13 @@ static void be_born(void *argument)
     fail(birth, EXEC);
 }
 
-/* clone3 on a stack of its own, which runs be_born and never returns here in the child. */
-static long born(struct clone3_arguments *arguments, struct birth *birth)
+/* clone3 on a stack of its own, which runs "first" and never returns here in the child. */
+static long born(struct clone3_arguments *arguments, void (*first)(void *), void *argument)
 {
 #if defined(__x86_64__)
     long answer = NO_CLONE3;
-    register void (*begin)(void *) __asm__("r12") = be_born;
-    register struct birth *with __asm__("r13") = birth;
+    register void (*begin)(void *) __asm__("r12") = first;
+    register void *with __asm__("r13") = argument;
     __asm__ volatile("syscall\n\t"
                      "test %%rax, %%rax\n\t"
                      "jnz 1f\n\t"
@@ -277,10 +284,10 @@ static long born(struct clone3_arguments *arguments, struct birth *birth)
     return answer;
 #elif defined(__aarch64__)
     register long number __asm__("x8") = NO_CLONE3;
-    register struct clone3_arguments *first __asm__("x0") = arguments;
+    register struct clone3_arguments *given __asm__("x0") = arguments;
     register size_t second __asm__("x1") = sizeof *arguments;
-    register void (*begin)(void *) __asm__("x19") = be_born;
-    register struct birth *with __asm__("x20") = birth;
+    register void (*begin)(void *) __asm__("x19") = first;
+    register void *with __asm__("x20") = argument;
     __asm__ volatile("svc #0\n\t"
                      "cbnz x0, 1f\n\t"
                      "mov x29, xzr\n\t"
@@ -288,12 +295,12 @@ static long born(struct clone3_arguments *arguments, struct birth *birth)
                      "blr x19\n\t"
                      "brk #1\n"
                      "1:"
-                     : "+r"(first)
+                     : "+r"(given)
                      : "r"(number), "r"(second), "r"(begin), "r"(with)
                      : "x30", "memory", "cc");
-    return (long)first;
+    return (long)given;
 #else
-    (void)arguments, (void)birth, (void)be_born;
+    (void)arguments, (void)first, (void)argument;
     return -ENOSYS;
 #endif
 }
@@ -370,7 +377,7 @@ static int spawned(const struct order *order, char **lists, struct answer *answe
     }
     /* No handler of ours may run in the child: it would be in our memory, with the child's rights. */
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, 8);
-    long pid = born(&arguments, &birth);
+    long pid = born(&arguments, be_born, &birth);
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, 8);
     if (report[1] >= 0)
         close(report[1]);
@@ -411,4 +418,326 @@ int everdeck_start(const struct order *order, struct answer *answer)
     int failed = lists ? spawned(order, lists, answer) : -1;
     free(lists);
     return failed;
+}
+
+/* --- first starts -------------------------------------------------------------------------------------------------
+ *
+ * A worker that has no home yet and asks for nothing special: its directories, lock, note, log and process, for several
+ * workers in one call, so that no step of them needs an interpreter. What cannot be done here is left to Python, which
+ * does it step by step and tells why it failed.
+ *
+ * Here the child shares our memory without making us wait for its exec: the files of the next worker are made meanwhile.
+ * So it must not touch what this thread uses, and errno is one of these: it makes its system calls by hand.
+ */
+
+struct batch {
+    char *texts;     /* for each worker, each ended by a NUL: name, cgroup (may be empty), working directory, note, mark;
+                        programs, arguments, environment */
+    const int32_t *counts; /* for each worker: programs, arguments, environment */
+    int64_t open_files_soft;
+    int32_t count, workers_fd, null_fd, umask;
+    int32_t die_locked; /* a test's: end this process when so many locks were taken; 0: never */
+};
+
+struct made {
+    int64_t start_ticks; /* -1: it has to be asked for */
+    uint64_t pidfd_inode;
+    int32_t pid, pidfd, step, error;
+};
+
+struct plain_birth {
+    char **programs, **argv, **envp;
+    const char *cwd;
+    const unsigned char *ignored; /* by number: which signals we ignore */
+    int64_t open_files_soft;
+    int32_t null_fd, log_fd, lock_fd, umask, below;
+    int32_t step, error; /* what it was refused; in memory that we share */
+};
+
+struct under_way {
+    char stack[SMALL_STACK_BYTES] __attribute__((aligned(16)));
+    struct plain_birth birth;
+    struct made *made;
+    char **lists;
+    int32_t alive; /* the kernel puts 0 here when the child has another memory (its exec) or none, and wakes us */
+    int cgroup_fd, pidfd;
+};
+
+static long raw(long number, long a, long b, long c, long d)
+{
+#if defined(__x86_64__)
+    long answer = number;
+    register long fourth __asm__("r10") = d;
+    __asm__ volatile("syscall" : "+a"(answer) : "D"(a), "S"(b), "d"(c), "r"(fourth) : "rcx", "r11", "memory", "cc");
+    return answer;
+#elif defined(__aarch64__)
+    register long with __asm__("x8") = number;
+    register long first __asm__("x0") = a;
+    register long second __asm__("x1") = b;
+    register long third __asm__("x2") = c;
+    register long fourth __asm__("x3") = d;
+    __asm__ volatile("svc #0" : "+r"(first) : "r"(with), "r"(second), "r"(third), "r"(fourth) : "memory", "cc");
+    return first;
+#else
+    (void)number, (void)a, (void)b, (void)c, (void)d;
+    return -ENOSYS;
+#endif
+}
+
+static void refuse(struct plain_birth *birth, enum step step, long answer)
+{
+    birth->error = (int32_t)-answer;
+    birth->step = (int32_t)step;
+    raw(SYS_exit_group, 127, 0, 0, 0);
+}
+
+static void be_born_plainly(void *argument)
+{
+    static const char zeros[64];
+    struct plain_birth *birth = argument;
+    struct rlimit files;
+    uint64_t none = 0;
+    long answer = 0, refused = -ENOENT;
+    if (birth->below > 0)
+        answer = raw(NO_CLOSE_RANGE, birth->below, ~0U, 2 /* CLOSE_RANGE_UNSHARE */, 0);
+    if (answer < 0)
+        refuse(birth, DESCRIPTORS, answer);
+    if ((answer = raw(SYS_setsid, 0, 0, 0, 0)) < 0)
+        refuse(birth, SESSION, answer);
+    if ((answer = raw(SYS_dup3, birth->null_fd, 0, 0, 0)) < 0 || (answer = raw(SYS_dup3, birth->log_fd, 1, 0, 0)) < 0 ||
+        (answer = raw(SYS_dup3, birth->log_fd, 2, 0, 0)) < 0 ||
+        (answer = raw(NO_CLOSE_RANGE, 3, ~0U, 4 /* CLOSE_RANGE_CLOEXEC */, 0)) < 0 ||
+        (answer = raw(SYS_fcntl, birth->lock_fd, F_SETFD, 0, 0)) < 0)
+        refuse(birth, DESCRIPTORS, answer);
+    if (birth->open_files_soft >= 0) {
+        answer = raw(SYS_prlimit64, 0, RLIMIT_NOFILE, 0, (long)&files);
+        if ((rlim_t)birth->open_files_soft < files.rlim_max)
+            files.rlim_cur = (rlim_t)birth->open_files_soft;
+        if (answer < 0 || (answer = raw(SYS_prlimit64, 0, RLIMIT_NOFILE, (long)&files, 0)) < 0)
+            refuse(birth, OPEN_FILES, answer);
+    }
+    if (birth->umask >= 0)
+        raw(SYS_umask, birth->umask, 0, 0, 0);
+    if ((answer = raw(SYS_chdir, (long)birth->cwd, 0, 0, 0)) < 0)
+        refuse(birth, CWD, answer);
+    /* Handlers were cleared by clone3; what we ignore would stay ignored over the exec. */
+    for (int number = 1; number <= LAST_SIGNAL; number++)
+        if (birth->ignored[number])
+            raw(SYS_rt_sigaction, number, (long)zeros, 0, 8);
+    raw(SYS_rt_sigprocmask, SIG_SETMASK, (long)&none, 0, 8);
+    for (char **program = birth->programs; *program; program++) {
+        answer = raw(SYS_execve, (long)*program, (long)birth->argv, (long)birth->envp, 0);
+        if (answer != -ENOENT && answer != -ENOTDIR)
+            refused = answer;
+        if (answer != -ENOENT && answer != -ENOTDIR && answer != -EACCES)
+            break;
+    }
+    refuse(birth, EXEC, refused);
+}
+
+static int above_standard(int fd)
+{
+    if (fd < 0 || fd > 2)
+        return fd;
+    int high = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    int refused = errno;
+    close(fd);
+    errno = refused;
+    return high;
+}
+
+static int write_whole(int fd, const char *text)
+{
+    size_t length = strlen(text);
+    return write(fd, text, length) == (ssize_t)length ? 0 : -1;
+}
+
+/* Its directories, its lock, which is taken, its note and its log with the mark of its start. New names only: whatever
+ * is there already is Python's to judge. */
+static int made_home(struct batch *batch, struct plain_birth *birth, const char *name, const char *note, const char *mark)
+{
+    int home, note_fd;
+    if (mkdirat(batch->workers_fd, name, 0700) < 0)
+        return -1;
+    home = openat(batch->workers_fd, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (home < 0)
+        return -1;
+    if (mkdirat(home, "log", 0700) < 0 || mkdirat(home, "data", 0700) < 0)
+        goto failed;
+    birth->lock_fd = above_standard(openat(home, "lock", O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (birth->lock_fd < 0 || flock(birth->lock_fd, LOCK_EX | LOCK_NB) < 0)
+        goto failed;
+    if (batch->die_locked > 0 && --batch->die_locked == 0)
+        kill(getpid(), SIGKILL);
+    note_fd = openat(home, "note", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (note_fd >= 0) { /* no room for it: the registry has it, and the process itself can be asked */
+        if (write_whole(note_fd, note) < 0)
+            unlinkat(home, "note", 0);
+        close(note_fd);
+    }
+    birth->log_fd = above_standard(
+        openat(home, "log/current", O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_NOCTTY | O_CLOEXEC, 0600));
+    if (birth->log_fd < 0)
+        goto failed;
+    int lost = write_whole(birth->log_fd, mark); /* a full disk loses the mark and nothing else */
+    (void)lost;
+    close(home);
+    return 0;
+failed:;
+    int refused = errno;
+    close(home);
+    errno = refused;
+    return -1;
+}
+
+static int made_cgroup(struct under_way *slot, const char *cgroup)
+{
+    if (!*cgroup)
+        return 0;
+    if (mkdir(cgroup, 0777) < 0)
+        return -1;
+    slot->cgroup_fd = open(cgroup, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return slot->cgroup_fd < 0 ? -1 : 0;
+}
+
+/* When it began, by /proc: at once after the clone, because during its exec a reader has to wait. */
+static int64_t start_ticks_of(int pid, int pidfd)
+{
+    char path[32], text[1024], *at;
+    struct pollfd ended = {pidfd, POLLIN, 0};
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    ssize_t length = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (length <= 0)
+        return -1;
+    text[length] = 0;
+    at = strrchr(text, ')'); /* field 2; the name may hold anything */
+    for (int field = 2; at && field < 22; field++)
+        at = strchr(at + 1, ' ');
+    /* If it has ended, somebody may have reaped it, and another may have its number. */
+    return at && poll(&ended, 1, 0) == 0 ? strtoll(at, NULL, 10) : -1;
+}
+
+static void begin_birth(struct under_way *slot)
+{
+    struct plain_birth *birth = &slot->birth;
+    struct stat facts;
+    uint64_t all = ~0ULL, before;
+    int below = birth->lock_fd < HIGH && birth->log_fd < HIGH && birth->null_fd < HIGH;
+    struct clone3_arguments arguments = {
+        .flags = WITH_PIDFD | 0x00000100ULL /* CLONE_VM */ | CLEARED_HANDLERS | CLEARED_NUMBER |
+                 (below ? SHARED_DESCRIPTORS : 0) | (slot->cgroup_fd >= 0 ? INTO_CGROUP : 0),
+        .pidfd = (uint64_t)(uintptr_t)&slot->pidfd, .child_tid = (uint64_t)(uintptr_t)&slot->alive,
+        .exit_signal = SIGCHLD, .stack = (uint64_t)(uintptr_t)slot->stack, .stack_size = sizeof slot->stack,
+        .cgroup = slot->cgroup_fd >= 0 ? (uint64_t)slot->cgroup_fd : 0,
+    };
+    birth->below = below ? HIGH : 0;
+    slot->alive = 1;
+    /* No handler of ours may run in the child: it would be in our memory. */
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, 8);
+    long pid = born(&arguments, be_born_plainly, birth);
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, 8);
+    if (pid < 0) {
+        slot->alive = 0;
+        slot->made->step = CLONE;
+        slot->made->error = (int32_t)-pid;
+        return;
+    }
+    slot->made->pid = (int32_t)pid;
+    slot->made->pidfd = slot->pidfd = out_of_the_way(slot->pidfd);
+    slot->made->start_ticks = start_ticks_of((int)pid, slot->pidfd);
+    slot->made->pidfd_inode = fstat(slot->pidfd, &facts) == 0 ? (uint64_t)facts.st_ino : 0;
+}
+
+/* Wait for its exec, or for its end without one. */
+static void end_birth(struct under_way *slot)
+{
+    struct plain_birth *birth = &slot->birth;
+    struct made *made = slot->made;
+    if (!made)
+        return;
+    while (__atomic_load_n(&slot->alive, __ATOMIC_ACQUIRE) != 0)
+        syscall(SYS_futex, &slot->alive, FUTEX_OF_ALL, 1, NULL, NULL, 0);
+    if (birth->step >= 0) {
+        siginfo_t seen;
+        while (waitid(P_PIDFD, (id_t)slot->pidfd, &seen, WEXITED) < 0 && errno == EINTR)
+            ;
+        close(slot->pidfd);
+        made->step = birth->step;
+        made->error = birth->error;
+        made->pid = made->pidfd = -1;
+    }
+    if (slot->cgroup_fd >= 0)
+        close(slot->cgroup_fd);
+    if (birth->log_fd >= 0)
+        close(birth->log_fd);
+    if (birth->lock_fd >= 0)
+        close(birth->lock_fd);
+    free(slot->lists);
+    slot->lists = NULL;
+    slot->made = NULL;
+}
+
+static void begin_start(struct batch *batch, int32_t index, char **texts, struct under_way *slot, struct made *made,
+                        const unsigned char *ignored)
+{
+    const int32_t *counts = batch->counts + 3 * index;
+    char *words[5], **to;
+    int32_t total = counts[0] + counts[1] + counts[2];
+    for (int i = 0; i < 5; i++, *texts += strlen(*texts) + 1)
+        words[i] = *texts;
+    *made = (struct made){-1, 0, -1, -1, -1, 0};
+    slot->made = made;
+    slot->cgroup_fd = slot->pidfd = -1;
+    slot->alive = 0;
+    slot->lists = malloc(((size_t)total + 3) * sizeof *slot->lists);
+    slot->birth = (struct plain_birth){
+        .cwd = words[2], .ignored = ignored, .open_files_soft = batch->open_files_soft, .null_fd = batch->null_fd,
+        .log_fd = -1, .lock_fd = -1, .umask = batch->umask, .step = -1,
+    };
+    if (!slot->lists) {
+        for (int32_t i = 0; i < total; i++)
+            *texts += strlen(*texts) + 1;
+        made->step = HOME;
+        made->error = ENOMEM;
+        return;
+    }
+    to = slot->birth.programs = slot->lists;
+    to = slot->birth.argv = listed(to, texts, counts[0]);
+    to = slot->birth.envp = listed(to, texts, counts[1]);
+    listed(to, texts, counts[2]);
+    if (made_home(batch, &slot->birth, words[0], words[3], words[4]) < 0 || made_cgroup(slot, words[1]) < 0) {
+        made->step = HOME;
+        made->error = errno;
+    } else {
+        begin_birth(slot);
+    }
+}
+
+size_t everdeck_batch_bytes(void) { return sizeof(struct batch) + sizeof(struct made); }
+
+/* Start them all; what came of each is in "made". 0, or -1 if there is no memory for it and nothing was begun. */
+int everdeck_start_first(struct batch *batch, struct made *made)
+{
+    struct under_way *slots = calloc(MOST_UNDER_WAY, sizeof *slots);
+    unsigned char ignored[LAST_SIGNAL + 1] = {0};
+    char *texts = batch->texts;
+    if (!slots)
+        return -1;
+    for (int number = 1; number <= LAST_SIGNAL; number++) {
+        struct sigaction now;
+        ignored[number] = sigaction(number, NULL, &now) == 0 && now.sa_handler == SIG_IGN;
+    }
+    for (int32_t i = 0; i < batch->count; i++) {
+        struct under_way *slot = &slots[i % MOST_UNDER_WAY];
+        end_birth(slot);
+        begin_start(batch, i, &texts, slot, &made[i], ignored);
+    }
+    for (int32_t i = 0; i < MOST_UNDER_WAY; i++)
+        end_birth(&slots[(batch->count + i) % MOST_UNDER_WAY]);
+    free(slots);
+    return 0;
 }

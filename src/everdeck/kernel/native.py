@@ -7,10 +7,11 @@ this machine has it. ``EVERDECK_NATIVE=0`` switches it off, for tests of the way
 import ctypes
 import errno
 import os
+import struct
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from everdeck.errors import KernelError
 from everdeck.kernel.birth import Birth, Program
@@ -33,6 +34,7 @@ STEPS: Final = (
     "sandbox: seccomp",
     "exec",
     "patience",
+    "home",
 )
 """In the order of ``enum step`` in the C file: what the kernel refused."""
 
@@ -99,6 +101,74 @@ class Start:
         return self._answer.pid, self._answer.pidfd
 
 
+class First(NamedTuple):
+    """A worker that has no home yet and asks for nothing special."""
+
+    name: str
+    cgroup: str
+    """To be made, and to be born in; empty: ours."""
+    note: bytes
+    mark: str
+    """The first line of its log."""
+    program: Program
+    """Without descriptors: it has nothing, its log and its lock."""
+
+
+class Made(NamedTuple):
+    """What came of one of them: a process, or the step that was refused (see :data:`STEPS`; below 0: none)."""
+
+    start_ticks: int
+    """Below 0: to be asked for."""
+    pidfd_inode: int
+    pid: int
+    pidfd: int
+    step: int
+    error: int
+
+
+class FirstStarts:
+    """Several first starts, made ready: home, lock, note, log and process of each, in one call that needs no Python."""
+
+    __slots__ = ("_batch", "_call", "_failed", "_made")
+
+    def __init__(self, places: tuple[int, int], birth: Birth, workers: Sequence[First], die_locked: int = 0) -> None:
+        """``places`` are the directory of all homes and /dev/null, open; of ``birth`` only what all share counts."""
+        library = _library()
+        if library is None:
+            raise Refused("clone", errno.ENOSYS)
+        counts: list[int] = []
+        pieces: list[bytes] = []
+        for name, cgroup, note, mark, program in workers:
+            programs = candidates(program.command[0], program.env)
+            words = [mark, *programs, *program.command, *[f"{key}={value}" for key, value in program.env.items()]]
+            pieces += (_in_one_piece([name, cgroup, program.cwd]), note, _in_one_piece(words))
+            counts += (len(programs), len(program.command), len(program.env))
+        workers_fd, null_fd = places
+        self._call = library.everdeck_start_first
+        self._batch = _Batch(
+            texts=b"\0".join(pieces),
+            counts=(ctypes.c_int32 * len(counts))(*counts),
+            open_files_soft=_given(birth.open_files_soft),
+            count=len(workers),
+            workers_fd=workers_fd,
+            null_fd=null_fd,
+            umask=_given(birth.umask),
+            die_locked=die_locked,
+        )
+        self._made = ctypes.create_string_buffer(_MADE.size * len(workers))
+        self._failed = 1
+
+    def call(self) -> None:
+        """Start them all; other threads go on meanwhile."""
+        self._failed = self._call(self._batch, self._made)
+
+    def told(self) -> list[Made]:
+        """What came of each, in the same order; :class:`Refused` if there was no call, or it began nothing."""
+        if self._failed:
+            raise Refused("clone", errno.ENOMEM)
+        return [Made(*one) for one in _MADE.iter_unpack(self._made)]
+
+
 def allow_paths(ruleset_fd: int, paths: Sequence[bytes], access: int, of_a_file: int) -> bool:
     """Let a Landlock ruleset reach these paths, those that are files with fewer rights; False without the C side."""
     library = _library()
@@ -139,6 +209,22 @@ class _Order(ctypes.Structure):
         ("env_count", ctypes.c_int32),
         ("below", ctypes.c_int32),
     )
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = (
+        ("texts", ctypes.c_char_p),
+        ("counts", ctypes.POINTER(ctypes.c_int32)),
+        ("open_files_soft", ctypes.c_int64),
+        ("count", ctypes.c_int32),
+        ("workers_fd", ctypes.c_int32),
+        ("null_fd", ctypes.c_int32),
+        ("umask", ctypes.c_int32),
+        ("die_locked", ctypes.c_int32),
+    )
+
+
+_MADE: Final = struct.Struct("@qQiiii")
 
 
 class _Answer(ctypes.Structure):
@@ -218,6 +304,11 @@ def _library() -> ctypes.CDLL | None:
         library.everdeck_order_bytes.restype = ctypes.c_size_t
         if library.everdeck_order_bytes() != ctypes.sizeof(_Order):  # left over from another version
             return None
+        library.everdeck_batch_bytes.restype = ctypes.c_size_t
+        if library.everdeck_batch_bytes() != ctypes.sizeof(_Batch) + _MADE.size:
+            return None
+        library.everdeck_start_first.argtypes = [ctypes.POINTER(_Batch), ctypes.c_char_p]
+        library.everdeck_start_first.restype = ctypes.c_int
         library.everdeck_start.argtypes = [ctypes.POINTER(_Order), ctypes.POINTER(_Answer)]
         library.everdeck_start.restype = ctypes.c_int
         texts, rights = ctypes.POINTER(ctypes.c_char_p), ctypes.c_uint64

@@ -161,7 +161,7 @@ def speaker(
         # The pid was the sender's all along only if the sender is alive now; a zombie still keeps its pid.
         if found is not None and (said.pidfd is None or not _reaped(said.pidfd, said.pid)):
             return found.name if _may_speak_for(said, found) else None
-    return _by_cgroup(said, by_leader.values())
+    return _by_cgroup(said, (*by_leader.values(), *by_cookie.values()))
 
 
 def _may_speak_for(said: Notification, tree: Tree) -> bool:

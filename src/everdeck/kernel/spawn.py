@@ -202,6 +202,30 @@ class Start:
         return Child(pidfd, pid, in_cgroup=birth.cgroup is not None)
 
 
+def first_starts(places: tuple[int, int], workers: Sequence[native.First], die_locked: int = 0) -> native.FirstStarts:
+    """Workers that have no home yet, made ready; they get what a worker of this process gets."""
+    return native.FirstStarts(
+        places, Birth(umask=_workers_umask, open_files_soft=_workers_open_files), workers, die_locked
+    )
+
+
+def identity_of_first(made: native.Made) -> Identity | None:
+    """Who it is, if that was read at its birth."""
+    if made.start_ticks < 0:
+        return None
+    return Identity(ids.boot_id(), made.pid, made.start_ticks, made.pidfd_inode if ids.has_pidfd_inodes() else None)
+
+
+def is_refusal(made: native.Made) -> bool:
+    """Was the worker itself refused? Anything else that went wrong is tried again, step by step, and tells why."""
+    return native.STEPS[made.step] not in {"home", "clone"}
+
+
+def error_of(made: native.Made, program: str, cwd: str) -> SpawnFailed | ResourceExhausted:
+    """Why a first start was refused."""
+    return _as_error(native.Refused(native.STEPS[made.step], made.error), program, cwd)
+
+
 def identify(child: Child) -> Identity:
     """Who it is. The child stays the caller's to end if it cannot be identified (hidepid and a setuid program).
 

@@ -111,7 +111,7 @@ def mark(log_dir: Path | str, *texts: str, fd: int | None = None) -> None:
     A line the worker left unfinished is ended first. A full disk loses the mark and nothing else. ``fd`` is the log if
     the caller has it open for appending already.
     """
-    line = b"".join(map(_mark_line, texts))
+    line = b"".join(map(mark_line, texts))
     with contextlib.suppress(OSError):
         to = logledger.open_regular(f"{log_dir}/{CURRENT}", os.O_RDWR | os.O_APPEND | os.O_CREAT) if fd is None else fd
         try:
@@ -125,7 +125,8 @@ def mark(log_dir: Path | str, *texts: str, fd: int | None = None) -> None:
                 os.close(to)
 
 
-def _mark_line(text: str) -> bytes:
+def mark_line(text: str) -> bytes:
+    """One line of ours, as :func:`mark` writes it."""
     at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return f"{MARK}{at} {' '.join(text.split())} ---\n".encode()
 

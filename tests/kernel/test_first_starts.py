@@ -1,0 +1,134 @@
+"""The first start of a worker in one call: its home, its lock, its log and its process, or nothing of a process."""
+
+import contextlib
+import errno
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everdeck.kernel import flock, native
+from everdeck.kernel import identity as ids
+from everdeck.kernel.birth import Birth, Program
+from support.repo_processes import own_children
+from support.waiting import until
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="the C side is not built here")
+
+_MARK = "--- a mark ---\n"
+
+
+class Deck:
+    """A directory of homes, and the processes that were started in it."""
+
+    def __init__(self, workers: Path) -> None:
+        self.workers = workers
+        self.places = (os.open(workers, os.O_RDONLY), os.open(os.devnull, os.O_RDWR))
+        self.born: list[native.Made] = []
+
+    def start(self, **commands: list[str]) -> list[native.Made]:
+        """Start these, by name, in one call."""
+        env = {"PATH": os.environ["PATH"]}
+        firsts = [
+            native.First(name, "", b"{}", _MARK, Program(command, env, f"{self.workers}/{name}/data", (0, 0, 0), ()))
+            for name, command in commands.items()
+        ]
+        starts = native.FirstStarts(self.places, Birth(), firsts)
+        starts.call()
+        told = starts.told()
+        self.born += [made for made in told if made.step < 0]
+        return told
+
+    def close(self) -> None:
+        """End what was started."""
+        for made in self.born:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(made.pid, signal.SIGKILL)
+            os.waitid(os.P_PIDFD, made.pidfd, os.WEXITED)
+            os.close(made.pidfd)
+        for fd in self.places:
+            os.close(fd)
+
+
+@pytest.fixture
+def deck(tmp_path: Path) -> Iterator[Deck]:
+    """No worker yet."""
+    one = Deck(tmp_path)
+    yield one
+    one.close()
+
+
+def test_everything_of_a_first_start_is_there_after_one_call(deck: Deck) -> None:
+    """Its directories are its own, its lock is held by it alone, its log begins with the mark, and it works in data."""
+    [made] = deck.start(alice=["sleep", "100"])
+
+    home = deck.workers / "alice"
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in home.iterdir()}
+    assert modes == {"lock": 0o600, "note": 0o600, "log": 0o700, "data": 0o700}
+    assert (home / "note").read_bytes() == b"{}"
+    assert (home / "log" / "current").read_text() == _MARK
+    assert flock.holders(home / "lock") == [made.pid]
+    told = ids.read_stat(made.pid)
+    assert (told.session, told.ppid, told.start_ticks) == (made.pid, os.getpid(), made.start_ticks)
+    assert made.pidfd_inode == os.fstat(made.pidfd).st_ino
+    assert Path(f"/proc/{made.pid}/cwd").readlink() == home / "data"
+
+
+def test_it_has_nothing_but_its_streams_and_its_lock(deck: Deck) -> None:
+    """Whatever we have open, block or ignore stays ours."""
+    leaky = os.open(deck.workers, os.O_RDONLY)
+    os.set_inheritable(leaky, True)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    ignored = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        look = "ls -l /proc/$$/fd; grep Sig /proc/self/status; echo over"
+        deck.start(bob=["sh", "-c", f"{look}; exec sleep 100"])
+    finally:
+        signal.signal(signal.SIGUSR2, ignored)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(leaky)
+    log = deck.workers / "bob" / "log" / "current"
+    until(lambda: log.read_text().endswith("over\n"), "it has said everything")
+    said = log.read_text()
+    targets = sorted(line.split(" -> ")[1] for line in said.splitlines() if " -> " in line)
+    assert targets == sorted(["/dev/null", str(log), str(log), str(deck.workers / "bob" / "lock")])
+    masks = dict(line.split(":") for line in said.splitlines() if line.startswith("Sig"))
+    assert int(masks["SigBlk"], 16) == 0
+    assert int(masks["SigIgn"], 16) == 0
+
+
+def test_a_refused_program_leaves_no_process_and_no_descriptor(deck: Deck) -> None:
+    """The others of the call are started all the same."""
+    children, descriptors = own_children(), set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+    refused, started, lost = deck.start(no=["no-such-program"], yes=["sleep", "100"], gone=["/", "x"])
+
+    assert (native.STEPS[refused.step], refused.error) == ("exec", errno.ENOENT)
+    assert (native.STEPS[lost.step], lost.error) == ("exec", errno.EACCES)
+    assert own_children() - children == {str(started.pid)}
+    assert set(os.listdir("/proc/self/fd")) - descriptors == {str(started.pidfd)}  # noqa: PTH208
+    assert not flock.is_held(deck.workers / "no" / "lock")
+
+
+def test_a_home_that_is_there_already_is_left_to_python(deck: Deck) -> None:
+    """Whose it is has to be judged: nothing in it is opened, and a name that leads elsewhere is not followed."""
+    (deck.workers / "old").mkdir()
+    (deck.workers / "link").symlink_to(deck.workers / "old")
+
+    told = deck.start(old=["sleep", "100"], link=["sleep", "100"])
+
+    assert [(native.STEPS[made.step], made.error) for made in told] == [("home", errno.EEXIST)] * 2
+    assert not list((deck.workers / "old").iterdir())
+
+
+def test_many_in_one_call_are_who_they_are_said_to_be(deck: Deck) -> None:
+    """More than are under way at once."""
+    told = deck.start(**{f"w{number}": ["sleep", "100"] for number in range(40)})
+
+    assert [ids.read_stat(made.pid).start_ticks for made in told] == [made.start_ticks for made in told]
+    assert len({made.pid for made in told}) == len(told)
+    for number, made in enumerate(told):
+        assert Path(f"/proc/{made.pid}/cwd").readlink() == deck.workers / f"w{number}" / "data"
