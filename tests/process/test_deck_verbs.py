@@ -33,7 +33,7 @@ from everdeck import (
     WorkerSpec,
 )
 from everdeck.errors import DeckClosed, DeckOwned, LockConflict, ResourceExhausted, SpawnFailed
-from everdeck.kernel import flock, native
+from everdeck.kernel import flock, native, spawn
 from everdeck.kernel import identity as ids
 from everdeck.logs import reader as logreader
 from everdeck.model import Event, Identity
@@ -272,6 +272,7 @@ def test_a_worker_that_cannot_be_identified_leaves_nobody(state: Path, monkeypat
         return identity_of(pidfd, pid)
 
     monkeypatch.setattr(ids, "identity_of", refuse_the_first)
+    monkeypatch.setattr(spawn, "identity_of_first", lambda _: None)  # nor was it told at its birth
     tree = ["sh", "-c", "setsid sleep 1000 & sleep 1000 & echo forked; wait"]
     with Deck(state) as deck:
         with pytest.raises(ExceptionGroup, match="1 of 20 workers"):

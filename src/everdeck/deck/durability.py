@@ -24,7 +24,7 @@ __all__ = ["Durability", "DurabilityMode"]
 
 _log: Final = logging.getLogger("everdeck.deck")
 _LATEST_SECONDS: Final = 0.8  # with the sync itself: within a second
-_SYNCS_AT_ONCE: Final = 2  # of what answers wait for, and of what they do not
+_AT_ONCE: Final = 2  # what answers wait for, and something that they do not
 _MANY: Final = 16  # homes of a group; each sync is a trip to the disk, and one for the whole file system is one
 
 
@@ -43,6 +43,7 @@ class Durability:
         self._soon: set[str] = set()
         self._soon_timer: asyncio.TimerHandle | None = None
         self._syncing_soon: asyncio.Future[None] | None = None
+        self._tidying: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._syncing: asyncio.Future[None] | None = None
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
@@ -85,7 +86,7 @@ class Durability:
 
     def _beside(self) -> concurrent.futures.Executor:
         if self._thread is None:
-            self._thread = concurrent.futures.ThreadPoolExecutor(_SYNCS_AT_ONCE, "everdeck-sync")
+            self._thread = concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "everdeck-sync")
         return self._thread
 
     def _begin_soon(self) -> None:
@@ -109,6 +110,12 @@ class Durability:
         self._sync_paths(paths)
         self._registry.sync()
 
+    def _checkpoint(self) -> None:
+        try:
+            self._registry.checkpoint()
+        except RegistryError as err:
+            _log.warning("the log of commits is tidied up later: %s", err)
+
     def _sync_paths(self, paths: set[str]) -> None:
         if len(paths) > _MANY:
             disk.sync_all_of(self._registry.path.parent)
@@ -130,8 +137,14 @@ class Durability:
         else:
             self._synced = max(self._synced, writes)
             told.set_result(None)
+        if self._registry.is_checkpoint_due() and self._tidying is None and not self._closed:
+            self._tidying = self._loop.run_in_executor(self._beside(), self._checkpoint)
+            self._tidying.add_done_callback(self._tidied)
         if self._synced < self._registry.writes:
             self._written()
+
+    def _tidied(self, _: "asyncio.Future[None]") -> None:
+        self._tidying = None
 
     def _written(self) -> None:
         """Something was recorded: if nobody asks for it, the disk has it within a second all the same."""
@@ -150,8 +163,8 @@ class Durability:
             await self._settled(self._registry.writes)
         self._begin_soon()
         self._closed = True
-        if self._syncing_soon is not None:
-            await asyncio.wait([self._syncing_soon])
+        if unfinished := [one for one in (self._syncing_soon, self._tidying) if one is not None]:
+            await asyncio.wait(unfinished)
         for timer in (self._timer, self._soon_timer):
             if timer is not None:
                 timer.cancel()

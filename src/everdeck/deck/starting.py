@@ -299,7 +299,7 @@ class Starting:
             if order.spec.lifetime == "bound":
                 self.bind(order.worker, order.spec)
                 crash_point("start.bound")
-            self.tend(order.worker, order.spec, fresh=True)
+            self.tend(order.worker, order.spec, fresh=True, is_new=order.homeless)
 
     def _intend(self, orders: Sequence[Launch]) -> None:
         """Commit that these will run, and under which cookies."""
@@ -319,7 +319,8 @@ class Starting:
                 order.before,
                 desired="running",
                 phase=State.STARTING,
-                cookie=containment.new_cookie(),
+                # That of one who never ran is nobody's yet.
+                cookie=order.before.cookie if order.homeless else containment.new_cookie(),
                 identity=None,
                 cgroup=None,
                 proxy_lock=False,
@@ -466,7 +467,7 @@ class Starting:
             worker.lifeline = order.launched.lifeline
         parts.events.wake()
 
-    def tend(self, worker: Worker, spec: WorkerSpec, *, fresh: bool) -> None:
+    def tend(self, worker: Worker, spec: WorkerSpec, *, fresh: bool, is_new: bool = False) -> None:
         """From now on: hear of its death, keep its log, ask for its health, contain it."""
         parts = self._parts
         if worker.pidfd is None:
@@ -474,7 +475,7 @@ class Starting:
         name = worker.record.name
         parts.watch.ended(worker.pidfd, worker.died)
         if fresh:
-            parts.logs.watch(name, parts.engine.log_text(name), spec.log)
+            parts.logs.watch(name, parts.engine.log_text(name), spec.log, is_new=is_new)
         else:  # one of many: whoever waits for the deck does not wait for this
             parts.logs.watch_soon(name, parts.engine.log_text(name), spec.log)
         if spec.health is not None:

@@ -205,10 +205,13 @@ class LogKeeper:
         if self._soon and self._loop is not None:
             self._loop.call_soon(self._watch_some)
 
-    def watch(self, name: str, log_dir: Path | str, policy: Log) -> None:
-        """Keep the log of ``name`` within ``policy`` from now on; also one written by a worker of an earlier owner."""
+    def watch(self, name: str, log_dir: Path | str, policy: Log, *, is_new: bool = False) -> None:
+        """Keep the log of ``name`` within ``policy`` from now on; also one written by a worker of an earlier owner.
+
+        In the directory of one that ``is_new`` nobody can have left a rotation half done.
+        """
         self.unwatch(name)
-        self._watch(name, _Watched(name, str(log_dir), policy))
+        self._watch(name, _Watched(name, str(log_dir), policy), is_new=is_new)
         if policy.split_stderr:
             self._watch(_stderr(name), _Watched(name, f"{log_dir}/{STDERR}", policy))
 
@@ -255,7 +258,7 @@ class LogKeeper:
 
     # -- hearing
 
-    def _watch(self, key: str, watched: "_Watched") -> None:
+    def _watch(self, key: str, watched: "_Watched", *, is_new: bool = False) -> None:
         self._logs[key] = watched
         found = watched.stat()
         if found is None:
@@ -264,7 +267,7 @@ class LogKeeper:
         watched.position = found.st_size
         # As if after a silence: the first line of a worker may be the first of many.
         watched.looked_at = self._now() - _SLOW_LOOK_SECONDS
-        if os.path.exists(f"{watched.log_dir}/{BUSY}"):  # noqa: PTH110 - a hot path at ten thousand workers
+        if not is_new and os.path.exists(f"{watched.log_dir}/{BUSY}"):  # noqa: PTH110 - at ten thousand workers
             self._rotate(watched)
         # Holes do not count: what is allocated tells whether it is worth a look, and the look is exact.
         elif min(found.st_size, found.st_blocks * 512) >= watched.policy.max_bytes or watched.policy.max_age_seconds:

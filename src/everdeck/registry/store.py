@@ -3,7 +3,8 @@
 A commit survives the death of the process at any instruction (it is in the kernel's page cache). It survives a power
 cut once :meth:`Registry.sync` has returned: ``synchronous = NORMAL`` leaves out the fsync of each commit, and one sync
 of the write-ahead log makes all commits before it durable, which is what ``FULL`` would do for each of them. Who gives
-an answer syncs first; any number of answers share one sync.
+an answer syncs first; any number of answers share one sync. Who syncs, in a thread of its own, also moves the log into
+the database now and then (:meth:`Registry.checkpoint`): a commit that did so would wait for the disk in the loop.
 
 A small file beside it keeps some room: a full disk must not keep us from noting that the worker that fills it was
 stopped. :meth:`Registry.make_room` gives it up; it is made again when there is room.
@@ -25,6 +26,7 @@ import secrets
 import sqlite3
 from datetime import UTC, datetime
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
@@ -48,6 +50,8 @@ ASKED_EVENTS_KEPT: Final = 20_000
 MOST_BYTES: Final = 128_000_000
 _PRUNE_EVERY: Final = 1_000
 _IDS_IN_A_BLOCK: Final = 10_000
+_CHECKPOINT_EVERY: Final = 1_000  # writes; a write is about a page
+_LONGEST_LOG_PAGES: Final = 4_000  # 16 MB: a commit does it by itself if nobody else did
 _IDS_SUFFIX: Final = "-ids"
 _RESERVE_SUFFIX: Final = "-reserve"
 _RESERVE_BYTES: Final = 1 << 18  # some dozens of commits
@@ -120,7 +124,8 @@ def _decoded_spec(spec_json: bytes) -> tuple[WorkerSpec, str | None]:
 
 def _remembered(spec_json: bytes, told: tuple[WorkerSpec, str | None]) -> tuple[WorkerSpec, str | None]:
     if len(_decoded) >= _MOST_DECODED:
-        _decoded.clear()
+        for oldest in tuple(islice(_decoded, _MOST_DECODED // 2)):  # those of the group that is being started stay
+            del _decoded[oldest]
     _decoded[spec_json] = told
     return told
 
@@ -170,6 +175,7 @@ class Registry:
         """How often something was written: what a sync covers is known by comparing with the number before it."""
         self.on_write: Callable[[], None] | None = None
         self._since_pruning = 0
+        self._checkpointed = 0
         self._ids_reserved = 0
         self._wal_fd = -1
         self._doubtful = False  # was a sync refused, so that what it covered may not be on the disk?
@@ -211,6 +217,7 @@ class Registry:
                 _refuse_newer(connection, path)
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
+                connection.execute(f"PRAGMA wal_autocheckpoint = {_LONGEST_LOG_PAGES}")
                 # A quarter of a megabyte holds the tables' upper pages; the default of two is memory per deck for
                 # rows that are read once, at open.
                 connection.execute("PRAGMA cache_size = -256")
@@ -302,6 +309,20 @@ class Registry:
             connection.close()
         if busy:
             raise RegistryUnavailable(f"{self.path}: a sync failed, and somebody reads what has to be written anew")
+
+    def is_checkpoint_due(self) -> bool:
+        """Is the write-ahead log long enough?"""
+        return self.writes - self._checkpointed >= _CHECKPOINT_EVERY
+
+    def checkpoint(self) -> None:
+        """Move what is in the write-ahead log into the database; may be called from another thread.
+
+        By a connection of its own, and as far as it can without making a writer wait (``PASSIVE``). What is left is
+        moved the next time.
+        """
+        self._checkpointed = self.writes
+        with _translated(self.path), contextlib.closing(_connect(self.path, "rw")) as connection:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def wait_for_others(self, *, waits: bool) -> None:
         """Whether a write waits a moment for another program that is writing; if not, it is refused at once."""
