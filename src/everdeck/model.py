@@ -12,6 +12,7 @@ import signal as _signal
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
+from functools import cache
 from pathlib import PurePath
 from typing import Annotated, Any, Final, Literal, NewType, Self, TypeAlias
 
@@ -364,6 +365,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     line's ``--set`` and ``inspect`` are made from these lines (:mod:`everdeck.specforms`).
     """
 
+    # Policies that are not given are made and checked once: nobody can change them, and a thousand specs share them.
     command: Annotated[tuple[str, ...], Meta(description="The program and its arguments.")] = ()
     env: Annotated[dict[str, str], Meta(description="Environment of the worker.")] = {}
     inherit_env: Annotated[tuple[str, ...], Meta(description="Names passed on from the daemon's environment.")] = ()
@@ -372,15 +374,17 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lifetime: Annotated[Lifetime, Meta(description="bound: ends with the daemon. adoptable: survives it.")] = (
         "adoptable"
     )
-    restart: Annotated[Restart, Meta(description="When it is started again.")] = msgspec.field(default_factory=Restart)
-    stop: Annotated[Stop, Meta(description="How it is asked to leave.")] = msgspec.field(default_factory=Stop)
+    restart: Annotated[Restart, Meta(description="When it is started again.")] = msgspec.field(
+        default_factory=cache(Restart)
+    )
+    stop: Annotated[Stop, Meta(description="How it is asked to leave.")] = msgspec.field(default_factory=cache(Stop))
     health: Annotated[Health | None, Meta(description="How we learn that it is ready and well.")] = None
-    limits: Annotated[Limits, Meta(description="What it may use.")] = msgspec.field(default_factory=Limits)
+    limits: Annotated[Limits, Meta(description="What it may use.")] = msgspec.field(default_factory=cache(Limits))
     sandbox: Annotated[Sandbox, Meta(description="What it may do: off, basic or strict.")] = msgspec.field(
-        default_factory=Sandbox
+        default_factory=cache(Sandbox)
     )
     log: Annotated[Log, Meta(description="When its log is rotated and what is kept.")] = msgspec.field(
-        default_factory=Log
+        default_factory=cache(Log)
     )
     port: Annotated[bool, Meta(description="Give it a stable port in $PORT.")] = False
     user: Annotated[str | None, Meta(description="Run as this user.")] = None
