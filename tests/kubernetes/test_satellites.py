@@ -14,6 +14,7 @@ from everdeck.testing.telegram import TelegramServer
 from support.cluster_machines import SERVER_ADDRESS, Cluster, until
 
 UPDATES = 300
+CHATS = 50  # one chat is answered once a second
 
 
 class _Program:
@@ -47,16 +48,16 @@ def test_no_update_is_lost_when_a_node_goes(deck: Deck, cluster: Cluster, namesp
         deck.start("tg", Satellite.telegram(Secret(bot.token), base_url=bot.url, first_run="take"))
         program = _Program(deck)
         for number in range(100):
-            bot.say(f"m{number}", chat_id=1 + number % 7)
+            bot.say(f"m{number}", chat_id=1 + number % CHATS)
         until(lambda: len(program.handled) >= 50, "half of the first hundred")
 
         cluster.do(harm, cluster.node_of(namespace, "tg"))
         cut_at = time.monotonic()
         for number in range(100, 200):
-            bot.say(f"m{number}", chat_id=1 + number % 7)
+            bot.say(f"m{number}", chat_id=1 + number % CHATS)
         until(lambda: len({poll.peer.rpartition(":")[0] for poll in bot.polls()}) > 1, "the next pod polls")
         for number in range(200, UPDATES):
-            bot.say(f"m{number}", chat_id=1 + number % 7)
+            bot.say(f"m{number}", chat_id=1 + number % CHATS)
         until(lambda: len(program.handled) == UPDATES, "every update was handled", 180)
         handled_after = time.monotonic() - cut_at
         until(lambda: len(set(bot.sent())) == UPDATES, "every answer was sent", 180)
