@@ -78,7 +78,18 @@ class Cluster:
             if not self.runs(node):
                 self.do("power-on", node)
         self.do("up")
+        for node in NODES:
+            until(lambda node=node: self._hears(node), f"the kubelet of {node} knows its pods")
         self._harmed = False
+
+    def _hears(self, node: str) -> bool:
+        """A node that was cut off is ready long before its kubelet notices that nobody tells it of pods any more."""
+        pods = self.get("pods", "--all-namespaces", f"--field-selector=spec.nodeName={node}")["items"]
+        try:
+            known = json.loads(self.do("kubectl", "get", "--raw", f"/api/v1/nodes/{node}/proxy/pods"))["items"] or []
+        except AssertionError:  # nor does it answer yet
+            return False
+        return {pod["metadata"]["uid"] for pod in pods} == {pod["metadata"]["uid"] for pod in known}
 
 
 @contextlib.contextmanager
