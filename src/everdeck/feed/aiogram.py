@@ -43,7 +43,8 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from everdeck.errors import FeedError, SpecError
-from everdeck.feed.botapi import Asked, Canceller, Handout, Order, Polling, current_item, forgive, settled, working_on
+from everdeck.feed import last_words
+from everdeck.feed.botapi import Asked, Canceller, Handout, Order, Polling, current_item, forgive, settled
 from everdeck.feed.dispatcher import Item, Listener
 from everdeck.feed.inbox import KEEP_DAYS
 from everdeck.feed.memory import Memory
@@ -258,13 +259,13 @@ class Durable:
             return UNHANDLED
         item = handout.item
         data.setdefault("item", item)  # unless the user has something of that name; then current_item() tells
+        token = last_words.current.set(item)
         try:
-            with working_on(item):
-                response = await item.witnessed(handler(event, data))
-                if isinstance(response, TelegramMethod):
-                    # aiogram would send this after us, and then a crash in between would lose the reply.
-                    await self._dp.silent_call_request(self._bot, response)
-                    response = None
+            response = await item.witnessed(handler(event, data))
+            if isinstance(response, TelegramMethod):
+                # aiogram would send this after us, and then a crash in between would lose the reply.
+                await self._dp.silent_call_request(self._bot, response)
+                response = None
         except (SkipHandler, CancelHandler):
             await settled(item.done())
             raise
@@ -287,6 +288,7 @@ class Durable:
                 item.settle_as_done()
             return response
         finally:
+            last_words.current.reset(token)
             self.polling.end(handout)
 
     async def _failed_by_cancellation(self, handout: Handout, error: asyncio.CancelledError | None) -> bool:

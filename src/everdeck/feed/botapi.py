@@ -497,10 +497,12 @@ class Polling:
 
         None: not ours, or fed again by a handler that is already running. State ``returned``: it must not run.
         """
-        handout = self.find(update)
-        if handout is None or handout.state in {"running", "background"}:
+        handout = self._handouts.get(id(update)) or self.find(update)
+        if handout is None:
             return None
-        if handout.state == "returned":
+        if handout.state != "given":
+            if handout.state != "returned":
+                return None
             self.end(handout)
             return handout
         handout.state = "running"

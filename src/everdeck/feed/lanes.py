@@ -74,7 +74,7 @@ class Lanes:
         picked: list[tuple[int, LaneKey]] = []
         while self._turns and len(picked) < most:
             lane = self._turns.popleft()
-            if self._head(lane) in self._suspects:
+            if self._suspects and self._head(lane) in self._suspects:
                 self._line_up(lane)
             else:
                 picked.append((self._start(lane), lane))
@@ -115,10 +115,6 @@ class Lanes:
         """Is the item in flight there in a slot for suspects?"""
         return lane in self._on_trial
 
-    def acquit(self, seq: int) -> None:
-        """It has finished: nothing is held against it any more."""
-        self._suspects.pop(seq, None)
-
     def seqs(self) -> set[int]:
         """The numbers of everything that waits."""
         loose = (
@@ -131,6 +127,16 @@ class Lanes:
     def release(self, lane: LaneKey) -> None:
         """The item in flight is finished; the next of its lane waits for its turn."""
         self._free(lane)
+        if lane in self._queued:
+            self._turns.append(lane)
+
+    def finish(self, seq: int, lane: LaneKey) -> None:
+        """The item in flight is done: nothing is held against it, and the next of its lane waits for its turn."""
+        self._busy.discard(lane)
+        if self._on_trial:
+            self._on_trial.pop(lane, None)
+        if self._suspects:
+            self._suspects.pop(seq, None)
         if lane in self._queued:
             self._turns.append(lane)
 

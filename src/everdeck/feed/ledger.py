@@ -17,7 +17,7 @@ it was.
 import mmap
 import os
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from types import FunctionType
@@ -127,6 +127,14 @@ class Ledger:
         if slot is not None:
             self._words[slot] = 0
             self._free.append(slot)
+
+    def forget_all(self, seqs: Iterable[int]) -> None:
+        """As :meth:`forget`, for many: the database says all of it."""
+        for seq in seqs:
+            slot = self._slots.pop(seq, None)
+            if slot is not None:
+                self._words[slot] = 0
+                self._free.append(slot)
 
     def note_end(self, how: End) -> None:
         """Say how this process is about to end."""
