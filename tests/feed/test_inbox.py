@@ -85,6 +85,31 @@ def test_a_failed_store_changes_nothing(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def syncs(path: Path) -> int:
+    """How often the file was synced by a transaction that did nothing else."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return int(connection.execute("SELECT syncs FROM everdeck_file").fetchone()[0])
+
+
+def test_while_there_is_enough_to_do_a_batch_is_committed_and_synced_in_one_step(tmp_path: Path) -> None:
+    """Otherwise it is synced afterwards: a handler that has nothing else to do must not wait for the disk."""
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            stream = inbox.stream("telegram:1")
+            await stream.begin()
+            before = syncs(tmp_path / "bot.db")
+            await stream.add(Record(1, b"{}"))
+            assert syncs(tmp_path / "bot.db") == before + 1
+            await stream.store([Record(number, b"{}") for number in range(2, 50)], sync=False)
+            await stream.add(Record(50, b"{}"))
+            await stream.synced()
+            assert syncs(tmp_path / "bot.db") == before + 1
+            assert stored_ids(tmp_path / "bot.db") == list(range(1, 51))
+
+    asyncio.run(scenario())
+
+
 def test_what_is_brought_meanwhile_shares_a_commit(tmp_path: Path) -> None:
     """Those that come while another writes are stored together, each hears of it, and a failure is everybody's."""
 

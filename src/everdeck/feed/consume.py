@@ -280,7 +280,7 @@ class Feed:
             raise SourceError(f"source {self.source.name!r} answered {type(batch).__name__}, not a Batch")
         records = batch.records if self._key is None else [keyed(record, self._key) for record in batch.records]
         # The handlers begin as soon as it is committed; upstream hears of it only when it is synced.
-        stored = await self.stream.store(records, batch.cursor, asked=batch.asked, sync=False)
+        stored = await self.stream.store(records, batch.cursor, asked=batch.asked, sync=self.stream.has_enough)
         await self.stream.synced()
         if stored.restarted_ids:
             self.event("ids-restarted", asked=batch.asked, first=records[0].id)

@@ -48,7 +48,7 @@ TRIAL_SECONDS: Final = 5.0
 LONG_RUN_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 1.0
 # How long outcomes gather that are safe in the ledger and that nobody waits for.
-GATHER_SECONDS: Final = 0.02
+GATHER_SECONDS: Final = 0.05
 # Outcomes in the ledger that are not committed yet; above it nothing more is handed out.
 LEDGER_RESERVE: Final = 64
 

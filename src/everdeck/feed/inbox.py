@@ -41,6 +41,8 @@ KEEP_DAYS: Final = 30.0
 AT_HAND_BYTES: Final = 400_000
 FORGET_AT_ONCE: Final = 5_000
 STORES_BETWEEN_HOUSEKEEPING: Final = 64
+# With so many at hand the handlers have something to do until a commit is synced.
+ENOUGH_AT_HAND: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,8 +342,8 @@ class Stream:
             brought, self._brought = self._brought, []
             failure: Exception | None = None
             try:
-                # The handlers begin as soon as it is committed, and while it is synced.
-                await self.store([record for record, _ in brought], sync=False)
+                # The handlers begin as soon as it is committed, and while it is synced, unless they have enough.
+                await self.store([record for record, _ in brought], sync=self.has_enough)
                 await self.synced()
             except (Exception, CancelledError) as err:  # noqa: BLE001 - theirs who wait
                 failure = err if isinstance(err, Exception) else FeedClosed(f"stream {self.name!r} was closed")
@@ -401,6 +403,14 @@ class Stream:
             if self._at_hand_bytes < AT_HAND_BYTES:
                 self._at_hand[seq] = Row(seq, record.id, record.key, record.payload, 0, written.row.stored_at, 0)
                 self._at_hand_bytes += len(record.payload)
+
+    @property
+    def has_enough(self) -> bool:
+        """Do the handlers have work for longer than a sync takes? Then a batch is committed and synced in one step.
+
+        Otherwise it is committed first, so that nobody waits for the disk, and synced afterwards.
+        """
+        return self._waiting + self.in_flight >= ENOUGH_AT_HAND
 
     async def synced(self) -> None:
         """Wait until everything that was stored survives a power cut: from then on upstream may forget it."""

@@ -123,6 +123,7 @@ class Store:
         self._lock_fd: int | None = None
         self._ledger: Ledger | None = None
         self._connection = _connect(path, create=create, busy_seconds=BUSY_SECONDS)
+        self._syncs: bool | None = None  # whether commits of this connection are synced; None: not known yet
         try:
             # Readers of the loop and of the thread, apart: a connection serves one call at a time.
             self._reader, self._looker = (_reader(path) for _ in range(2))
@@ -306,7 +307,9 @@ class Store:
     def _begin(self, durable: bool) -> None:
         with _translated(self.path):
             # A change of the mode is refused inside a transaction, so it comes first.
-            self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            if durable is not self._syncs:
+                self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                self._syncs = durable
             self._connection.execute("BEGIN IMMEDIATE")
 
     def _commit(self) -> None:
