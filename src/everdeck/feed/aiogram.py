@@ -17,7 +17,7 @@ Works with aiogram 3.13 and later (tested with 3.13.0 and 3.31.0).
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from os import PathLike
 from typing import Any, Final
@@ -198,20 +198,23 @@ class Durable:
             self.polling.asking = asyncio.current_task()
             self.polling.ask(Asked(method.timeout, method.allowed_updates))
             items = await self.polling.take(AT_ONCE, raise_trouble=True)
-            return [update for item in items if (update := await self._parsed(item)) is not None]
+            return await self._parsed(items)
         if self.outbox is not None and self.outbox.takes(method):
             return await self.outbox.send(method)
         return await make_request(bot, method)
 
-    async def _parsed(self, item: Item) -> Update | None:
-        try:
-            update = Update.model_validate(item.value, context={"bot": self._bot})
-        except Exception as error:
-            log.exception("update %s cannot be read by this aiogram; it is set aside", item.id)
-            await settled(item.set_aside(error))
-            return None
-        self.polling.give(update, item)
-        return update
+    async def _parsed(self, items: Sequence[Item]) -> list[Update]:
+        updates, context = [], {"bot": self._bot}
+        for item in items:
+            try:
+                update = Update.model_validate(item.value, context=context)
+            except Exception as error:
+                log.exception("update %s cannot be read by this aiogram; it is set aside", item.id)
+                await settled(item.set_aside(error))
+            else:
+                self.polling.give(update, item)
+                updates.append(update)
+        return updates
 
     async def _get_raw_updates(self, offset: int, timeout_seconds: int, limit: int) -> Any:
         asked = self.polling.asked
@@ -224,11 +227,11 @@ class Durable:
 
     # --- the webhook ------------------------------------------------------------------------------------------
 
-    async def accept(self, raw: dict[str, Any]) -> None:
-        """What Telegram has brought: when this returns it is stored, and Telegram may be answered with 200."""
+    async def accept(self, body: bytes) -> None:
+        """What Telegram has brought: when this returns it is stored as it came, and Telegram may be answered."""
         if not self.polling.is_open:
             await self._open_for_webhook()
-        await self.polling.accept(raw)
+        await self.polling.accept(msgspec.json.decode(body), body)
 
     async def _open_for_webhook(self) -> None:
         await self.polling.open()
@@ -241,13 +244,11 @@ class Durable:
         mine = (one for one in _request_handlers.get(self._dp, ()) if getattr(one, "bot", None) is self._bot)
         data: dict[str, Any] = next((one.data for one in mine), {})
         while True:
-            for item in await self.polling.take(AT_ONCE):
-                update = await self._parsed(item)
-                if update is not None:
-                    # As aiogram's own polling does: errors are logged there.
-                    task = loop.create_task(self._dp._process_update(self._bot, update, **data))  # noqa: SLF001
-                    self._handling.add(task)
-                    task.add_done_callback(self._handling.discard)
+            for update in await self._parsed(await self.polling.take(AT_ONCE)):
+                # As aiogram's own polling does: errors are logged there.
+                task = loop.create_task(self._dp._process_update(self._bot, update, **data))  # noqa: SLF001
+                self._handling.add(task)
+                task.add_done_callback(self._handling.discard)
 
     # --- the handler ------------------------------------------------------------------------------------------
 
@@ -383,7 +384,7 @@ async def _handle_durably(self: BaseRequestHandler, request: web.Request) -> web
         return await _handle(self, request)
     if not self.verify_secret(request.headers.get("X-Telegram-Bot-Api-Secret-Token", ""), bot):
         return web.Response(body="Unauthorized", status=401)
-    await mine.accept(await request.json(loads=bot.session.json_loads))
+    await mine.accept(await request.read())
     return web.json_response({}, dumps=bot.session.json_dumps)
 
 

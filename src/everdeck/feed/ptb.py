@@ -65,7 +65,7 @@ from everdeck.feed.records import Delivery, FirstRun
 from everdeck.feed.store import Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Persistence", "current_item", "durable_application"]
 
@@ -214,8 +214,7 @@ class Durable:
         # Half empty first: one at a time would cost as much as all of them.
         await self.polling.until_less_busy_than(self.app.concurrent_updates + AHEAD // 2)
         items = await self.polling.take(limit - self.polling.busy())
-        updates = [update for item in items if (update := await self._parsed(item)) is not None]
-        return tuple(updates)
+        return tuple(await self._parsed(items))
 
     def _hear_trouble(self, error: Exception) -> None:
         """As the library's own loop does: a timeout and a flood wait are no news, the rest is the callback's."""
@@ -246,18 +245,20 @@ class Durable:
             del self._read[next(iter(self._read))]
         await self.polling.accept(raw, body)
 
-    async def _parsed(self, item: Item) -> Update | None:
-        bot = self.app.bot
-        try:
-            _, update = self._read.pop(id(item.payload), None) or (None, self.read(item.value))
-            if isinstance(bot, ExtBot):
-                bot.insert_callback_data(update)
-        except Exception as error:
-            log.exception("update %s cannot be read by this python-telegram-bot; it is set aside", item.id)
-            await settled(item.set_aside(error))
-            return None
-        self.polling.give(update, item)
-        return update
+    async def _parsed(self, items: "Sequence[Item]") -> list[Update]:
+        bot, updates = self.app.bot, []
+        for item in items:
+            try:
+                _, update = self._read.pop(id(item.payload), None) or (None, self.read(item.value))
+                if isinstance(bot, ExtBot):
+                    bot.insert_callback_data(update)
+            except Exception as error:
+                log.exception("update %s cannot be read by this python-telegram-bot; it is set aside", item.id)
+                await settled(item.set_aside(error))
+            else:
+                self.polling.give(update, item)
+                updates.append(update)
+        return updates
 
     def read(self, raw: Any) -> Update:
         """An update of the library's from its JSON; raises whatever the library raises."""
