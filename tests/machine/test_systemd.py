@@ -1,6 +1,7 @@
 """The exported units, really installed: workers stay through every end of the daemon, once each, with their limits."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -51,11 +52,32 @@ with Deck(sys.argv[1]) as deck:
     deck.remove("bomb")
 print(json.dumps({"share": share, "most": most, "refused": refused}))
 """
+START = """
+import json, sys
+from everdeck import Deck
+with Deck(sys.argv[1]) as deck:
+    print(json.dumps(deck.start("{name}", ["sleep", "100000"]).pid))
+"""
 LOOK = """
 import json, sys
 from everdeck import Deck
 with Deck(sys.argv[1]) as deck:
     print(json.dumps({one.name: [str(one.state), one.pid, one.adopted] for one in deck.list()}))
+"""
+KNOCK = """
+import http.client, json, os, socket, sys
+state = sys.argv[1]
+class Unix(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(state + "/http.sock")
+def code(connection):
+    connection.request("GET", "/healthz")
+    return connection.getresponse().status
+print(json.dumps({"unix": code(Unix("deck", timeout=500)),
+                  "tcp": code(http.client.HTTPConnection("127.0.0.1", 8787, timeout=500)),
+                  "file": os.stat(state + "/http.sock").st_ino}))
 """
 INTERFACES = "import socket, json; print(json.dumps(socket.if_nameindex() != []))"
 
@@ -87,6 +109,10 @@ class Unit:
         """The daemon's."""
         return int(self.systemctl("show -p MainPID --value everdeck"))
 
+    def is_active(self) -> bool:
+        """Does its manager call it so?"""
+        return self.systemctl("show -p ActiveState --value everdeck") == "active\n"
+
     def limit(self) -> str:
         """What the kernel has as the memory limit of the worker that stays."""
         unit = self.systemctl("show -p ControlGroup --value everdeck").strip()
@@ -95,7 +121,7 @@ class Unit:
 
 @pytest.mark.parametrize("whose", ["system", "user"])
 def test_workers_and_their_limits_outlive_every_end_of_the_daemon(machine: Machine, whose: str) -> None:
-    """Start, limits, a lack of memory, reload, restart, kill -9, reboot: one copy each; who was stopped stays so."""
+    """Start, limits, a lack of memory, reload, restart, stop, kill -9, reboot: one copy each; the stopped stay so."""
     if whose == "user":
         machine.run("loginctl enable-linger bots")
         unit = Unit(machine, "--user", "/home/bots/deck", "bots")
@@ -122,15 +148,19 @@ def test_workers_and_their_limits_outlive_every_end_of_the_daemon(machine: Machi
     assert after["byhand"][:2] == ["stopped", None]
     assert unit.limit() == str(64 << 20)
 
+    unit.systemctl("stop everdeck")
+    assert unit.run(f"cat /proc/{pid}/comm") == "sleep\n"
+    unit.systemctl("start everdeck")
+    assert unit.look()["stays"] == ["running", pid, True]
+
     daemon = unit.pid()
     unit.run(f"kill -9 {daemon}")
-    machine.until("the next daemon", lambda: unit.pid() not in {0, daemon} and "active" in unit.systemctl(
-        "show -p ActiveState --value everdeck").split())  # fmt: skip
+    machine.until("the next daemon", lambda: unit.pid() not in {0, daemon} and unit.is_active())
     assert unit.look()["stays"] == ["running", pid, True]
     assert unit.limit() == str(64 << 20)
 
     machine.reboot()
-    machine.until("the unit is up", lambda: unit.systemctl("show -p ActiveState --value everdeck") == "active\n")
+    machine.until("the unit is up", unit.is_active)
     after = unit.look()
     assert after["stays"][0] == after["family"][0] == "running"
     assert after["byhand"][:2] == ["stopped", None]
@@ -168,3 +198,63 @@ def test_the_system_unit_is_hardened_and_its_workers_work(machine: Machine) -> N
     )
     assert any("true" in line for line in said)
     unit.systemctl("stop everdeck")
+
+
+def test_a_hung_daemon_is_replaced_and_a_slow_one_is_not(machine: Machine) -> None:
+    """The unit's own watchdog, at its own time: a twentieth of a processor is slow, a loop that stands is hung."""
+    unit = Unit(machine, "", STATE, "root")
+    unit.systemctl("start everdeck")
+    pid = machine.python(START.format(name="watched"), STATE)
+    daemon, seconds = (
+        unit.pid(),
+        int(unit.systemctl("show -p WatchdogUSec --value everdeck").strip().removesuffix("min")) * 60,
+    )
+    unit.systemctl("set-property --runtime everdeck CPUQuota=5%")
+    watched = time.monotonic() + 1.5 * seconds
+    while time.monotonic() < watched:
+        unit.look()
+    assert unit.pid() == daemon
+    unit.systemctl("set-property --runtime everdeck CPUQuota=")
+
+    unit.run(f"kill -STOP {daemon}")
+    machine.until("the next daemon", lambda: unit.pid() not in {0, daemon} and unit.is_active())
+    assert "watchdog" in machine.run("journalctl -u everdeck -o cat --no-pager").lower()
+    assert unit.look()["watched"] == ["running", pid, True]
+    machine.python(LOOK.replace("print", "deck.stop_all(); print"), STATE)
+    unit.systemctl("stop everdeck")
+
+
+def test_systemd_listens_for_the_daemon(machine: Machine) -> None:
+    """The exported socket unit: the first connection starts the daemon, those during a restart wait for the next."""
+    unit = Unit(machine, "", STATE, "root")
+    unit.systemctl("stop everdeck")
+    unit.run(f"everdeck export systemd --socket --state {STATE} -o /etc/systemd/system/everdeck.socket")
+    unit.systemctl("daemon-reload")
+    unit.systemctl("start everdeck.socket")
+    assert not unit.is_active()
+    first = machine.python(KNOCK, STATE)
+    assert (first["unix"], first["tcp"]) == (200, 200)
+    assert unit.is_active()
+    daemon = unit.pid()
+    unit.systemctl("reload everdeck")
+    assert machine.python(KNOCK, STATE) == first
+    assert unit.pid() == daemon
+
+    unit.systemctl("--no-block restart everdeck")
+    assert machine.python(KNOCK, STATE) == first, "the same sockets, and nobody was turned away"
+    unit.systemctl("stop everdeck")
+    assert machine.python(KNOCK, STATE) == first
+    unit.systemctl("stop everdeck.socket everdeck")
+
+
+def test_the_journal_has_what_the_daemon_says_and_no_secret(machine: Machine) -> None:
+    """Ready and stopping are told there and in `systemctl status`; the token is not."""
+    unit = Unit(machine, "", STATE, "root")
+    unit.systemctl("start everdeck")
+    assert "supervising" in unit.systemctl("show -p StatusText --value everdeck")
+    unit.systemctl("stop everdeck")
+    said = machine.run("journalctl -u everdeck -o cat --no-pager")
+    assert "supervising" in said
+    token = machine.run(f"cat {STATE}/token").strip()
+    assert token
+    assert token not in said
