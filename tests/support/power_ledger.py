@@ -13,6 +13,7 @@ class Ledger:
     wanted: dict[str, tuple[str, str]] = field(
         default_factory=dict
     )  # by name: the last verb that was answered, its mark
+    refused: dict[str, str] = field(default_factory=dict)  # by name, since the last answer
     open: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # asked since then, without an answer
     secrets: dict[str, str | None] = field(default_factory=dict)  # as they were found after the last cut
     confirmed: int = 1
@@ -40,9 +41,11 @@ class Ledger:
             case {"what": "answered", "verb": verb, "name": name, "turn": turn}:
                 self.wanted[name] = (verb, turn)
                 self.open[name] = []
+                self.refused.pop(name, None)
                 self.answers += 1
-            case {"what": "refused", "name": name}:
+            case {"what": "refused", "name": name, "verb": verb, "why": why}:
                 self.open[name] = []
+                self.refused[name] = f" ({verb} was refused: {why})"
             case {"what": "event", "id": number, "said": said}:
                 self.heard_faults += self._of_event(number, said)
                 self.events[number] = said
@@ -97,7 +100,7 @@ class Ledger:
         """Either what was answered last, or one of the verbs that were under way."""
         possible = [*([self.wanted[name]] if name in self.wanted else [("remove", "")]), *self.open.get(name, [])]
         if not any(_fits(verb, turn, now) for verb, turn in possible):
-            return [f"{name}: {possible[0]} was answered, and now it is {now}"]
+            return [f"{name}: {possible[0]} was answered, and now it is {now}{self.refused.get(name, '')}"]
         if now is not None and now["secret"] != f"secret of {now['turn']}":
             turns = {turn for verb, turn in self.open.get(name, []) if verb == "start"}
             before = {self.secrets[name]} if name in self.secrets else set()

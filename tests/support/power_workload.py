@@ -100,6 +100,7 @@ async def _found(deck: AsyncDeck, directory: Path, after: int) -> dict[str, Any]
             "runs": status.pid is not None,
             "turn": spec.env["TURN"],
             "secret": secret.read_text() if secret.exists() else None,
+            "state": f"{status.state}, {status.exit}, {status.crashes} crashes",  # for whoever reads of a fault
         }
     told = [[event.id, f"{event.at} {event.worker} {event.kind}"] for event in await deck.events(after=after)]
     return {
@@ -171,7 +172,7 @@ async def _verbs(deck: AsyncDeck, line: Line) -> None:
         turn += 1
         mark = f"{os.getpid()}-{turn}-{chance.random()}"
         line.tell(what="asked", verb=verb, name=name, turn=mark)
-        with contextlib.suppress(EverdeckError):
+        try:
             if verb == "start":
                 env, secrets = {"TURN": mark}, {"KEY": f"secret of {mark}"}
                 await deck.start(name, FOREVER, env=env, secrets=secrets, replace=True)
@@ -179,9 +180,10 @@ async def _verbs(deck: AsyncDeck, line: Line) -> None:
                 await deck.stop(name)
             else:
                 await deck.remove(name)
+        except EverdeckError as error:
+            line.tell(what="refused", verb=verb, name=name, turn=mark, why=str(error))
+        else:
             line.tell(what="answered", verb=verb, name=name, turn=mark)
-            continue
-        line.tell(what="refused", verb=verb, name=name, turn=mark)
 
 
 async def _events(deck: AsyncDeck, log_dir: Path, line: Line, after: int) -> None:
