@@ -16,16 +16,19 @@ import pytest
 
 from everdeck.cluster import events
 from everdeck.cluster.api import REQUEST_SECONDS, Api
+from everdeck.cluster.deck import ClusterDeck
 from everdeck.cluster.events import EventLog, Told
 from everdeck.cluster.export import manifests
 from everdeck.cluster.fence import STATUS_ANNOTATION, TOLD_ANNOTATION
 from everdeck.cluster.lease import Terms
 from everdeck.cluster.mirror import Mirror
+from everdeck.cluster.move import move
 from everdeck.cluster.objects import WORKER_LABEL, Manifest, Settings, dependents, stateful_set
 from everdeck.cluster.operator import Operator
-from everdeck.errors import ClientError
+from everdeck.deck import AsyncDeck
+from everdeck.errors import ClientError, SpecError
 from everdeck.kernel.identity import boottime
-from everdeck.model import EventKind, WorkerSpec, worker_name
+from everdeck.model import EventKind, State, WorkerSpec, worker_name
 from support.cluster_api import MISSING, ApiServer
 from support.waiting import eventually
 
@@ -79,6 +82,28 @@ def test_many_append_and_each_event_has_one_id(with_api: Callable[..., Any]) -> 
         assert [event.id for event in events] == list(range(1, 1 + 30 + 5 + 1))
         assert [event.kind for event in events].count(EventKind.CRASHED) == 5
         assert await EventLog(api).last_id() == 36
+
+    with_api(scenario)
+
+
+def test_a_worker_that_went_on_here_after_a_move_is_not_started_there(
+    with_api: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A move was cut off when it was known there, and somebody started it here again: then it would run twice."""
+
+    async def scenario(api: Api) -> None:
+        there = ClusterDeck(f"kubernetes:{api.namespace}", settings=Settings(api.namespace, image="x"))
+        async with AsyncDeck(tmp_path / "state") as here, contextlib.AsyncExitStack() as undo:
+            await there.open()
+            undo.push_async_callback(there.close)
+            await here.start(ALICE, ["sleep", "1000"])
+            await there.know(ALICE, await here.whole_spec(ALICE), came_from=here.deck_id)
+            for keep in (True, False):
+                with pytest.raises(SpecError, match="does not run here"):
+                    await move(here, there, ALICE, keep=keep)
+            assert (await here.status(ALICE)).state is State.RUNNING
+            assert (await api.get("StatefulSet", "alice"))["spec"]["replicas"] == 0
+            await here.remove(ALICE)
 
     with_api(scenario)
 

@@ -11,6 +11,7 @@ here                   there                                   the same command 
 =====================  ======================================  =================================================
 known                  unknown                                 begins anew; what was copied is replaced
 known, stopped         known, as coming from this deck         forgets it here, starts it there
+known, runs again      known, as coming from this deck         is refused: its files here are newer than those there
 unknown                known, as coming from this deck         starts it there
 =====================  ======================================  =================================================
 """
@@ -67,6 +68,14 @@ async def move(here: AsyncDeck, there: ClusterDeck, name: WorkerName, *, keep: b
         if came_from is None:
             raise
         return Moved(await there.start(name))
+    if came_from is not None and (await here.status(name)).state.is_live:
+        # Somebody went on with it here after a move that was cut off, or after one with ``keep``.
+        raise SpecError(
+            "name",
+            name,
+            f"a worker that does not run here: kubernetes:{there.namespace} has it from an earlier move, with files "
+            "of that time; stop it here to go on with those, or remove it there (rm --data) to move it anew",
+        )
     inside = _in_a_pod(spec)
     there.check(inside)
     size = left_out = 0
