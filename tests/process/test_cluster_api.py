@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from everdeck.cluster import events
+from everdeck.cluster import deck, events
 from everdeck.cluster.api import REQUEST_SECONDS, Api
 from everdeck.cluster.deck import ClusterDeck
 from everdeck.cluster.events import EventLog, Told
 from everdeck.cluster.export import manifests
-from everdeck.cluster.fence import STATUS_ANNOTATION, TOLD_ANNOTATION
+from everdeck.cluster.fence import LEFT_ANNOTATION, STATUS_ANNOTATION, TOLD_ANNOTATION
 from everdeck.cluster.lease import Terms
 from everdeck.cluster.mirror import Mirror
 from everdeck.cluster.move import move
@@ -351,6 +351,36 @@ async def _pod_with_lease(api: Api, name: str, node: str) -> None:
             await api.create(manifest)
 
 
+def test_a_pod_that_its_fence_has_left_does_not_wait_for_its_kubelet(
+    with_api: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop returns when nothing is left in the pod, as its fence says; of another pod's word it takes no notice."""
+    monkeypatch.setattr(deck, "STOP_SECONDS", 3.0)  # there is no kubelet: who waits for one waits for ever
+
+    async def scenario(api: Api) -> None:
+        opened = ClusterDeck(f"kubernetes:{api.namespace}")
+        await opened.open()
+        try:
+            await _pod_with_lease(api, "alice", "n1")
+            await eventually(lambda: [one.node for one in opened.everybody()] == ["n1"], "it is seen")
+            uid = (await api.get("Pod", "alice-0"))["metadata"]["uid"]
+            await api.delete("Pod", "alice-0")  # as the controller does that nobody runs here
+            for left, holder in (("somebody-else", ""), (uid, "somebody")):
+                change = {"metadata": {"annotations": {LEFT_ANNOTATION: left}}, "spec": {"holderIdentity": holder}}
+                await api.patch("Lease", "alice", change)
+                with pytest.raises(ClientError, match="is not gone"):
+                    await opened.stop("alice")
+                assert not await _is_gone(api, "alice-0")
+            stopping = asyncio.ensure_future(opened.stop("alice"))
+            await api.patch("Lease", "alice", {"spec": {"holderIdentity": ""}})
+            assert (await stopping).state is State.STOPPED
+            assert await _is_gone(api, "alice-0")
+        finally:
+            await opened.close()
+
+    with_api(scenario)
+
+
 async def _is_gone(api: Api, pod: str) -> bool:
     return await api.find("Pod", pod) is None
 
@@ -415,7 +445,9 @@ def test_a_fence_holds_its_lease_and_lets_go_and_the_pod_before_it_starts_nothin
             await eventually(lambda: owner not in _children(first), "nothing runs", LONG_SECONDS / 4)
             assert (await api.get("Lease", "alice"))["spec"]["holderIdentity"] == "somebody"
             await api.patch("Lease", "alice", {"spec": {"holderIdentity": ""}})
+            await api.patch("Lease", "alice", {"metadata": {"annotations": {LEFT_ANNOTATION: made["metadata"]["uid"]}}})
             await eventually(lambda: _goes_on(api), "it goes on", DEADLINE_SECONDS)
+            assert LEFT_ANNOTATION not in (await api.get("Lease", "alice"))["metadata"]["annotations"]
 
             os.kill(first, signal.SIGTERM)
             assert await asyncio.to_thread(fence.wait, DEADLINE_SECONDS) == 0
@@ -424,6 +456,7 @@ def test_a_fence_holds_its_lease_and_lets_go_and_the_pod_before_it_starts_nothin
             fence.wait()
         lease = await api.get("Lease", "alice")
         assert lease["spec"].get("holderIdentity") in {"", None}
+        assert lease["metadata"]["annotations"][LEFT_ANNOTATION] == made["metadata"]["uid"]
         told = [one["kind"] for one in json.loads(lease["metadata"]["annotations"][TOLD_ANNOTATION])]
         assert (told[0], told[-2:]) == ("started", ["stopping", "stopped"])
 

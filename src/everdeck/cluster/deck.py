@@ -300,6 +300,7 @@ class ClusterDeck:
             return await self._started(name)
         if known.wanted:
             await self._api.delete("Pod", pod_name(name))  # it rests (exited, backoff): a new pod is a new start
+            self._background(self._forget(known))
         await self._restamp(name)
         return await self._scaled_up(name)
 
@@ -313,7 +314,26 @@ class ClusterDeck:
         }
         self._sets.take(await self._api.patch("StatefulSet", object_name(name), change))
         await self._api.delete("Pod", pod_name(name))
+        self._background(self._forget(known))
         return await self._started(name)
+
+    async def _forget(self, known: Objects) -> None:
+        """Once its fence has said that nothing is left in a pod that ends, its object need not wait for the kubelet.
+
+        The kubelet tidies up first, which takes it up to ten seconds, and only then there is a place for the next pod.
+        """
+        if known.pod is None:
+            return
+        own, uid = object_name(known.name), known.pod["metadata"]["uid"]
+
+        def there() -> Objects | None:
+            now = self._objects_of(own)
+            return now if now is not None and now.pod is not None and now.pod["metadata"]["uid"] == uid else None
+
+        await self._until(lambda: (now := there()) is None or now.empty, STOP_SECONDS)
+        if (now := there()) is not None and now.empty:
+            with contextlib.suppress(ClientError):  # another deck did it, or the kubelet will
+                await self._api.delete("Pod", f"{own}-0", uid=uid, force=True)
 
     async def _restamp(self, name: WorkerName, kind: str = "") -> None:
         """A new id of a start, so that the report of the last one is not taken for the next one's."""
@@ -400,8 +420,9 @@ class ClusterDeck:
     async def stop(self, name: Name) -> WorkerStatus:
         """Scale it to 0, and wait until its pod is gone; of a pod on a dead node, until its Lease is over."""
         key = worker_name(name)
-        self.known(key)
+        known = self.known(key)
         self._sets.take(await self._api.patch("StatefulSet", object_name(key), {"spec": {"replicas": 0}}))
+        self._background(self._forget(known))
         gone = await self._until(lambda: f"{object_name(key)}-0" not in self._pods.objects, STOP_SECONDS)
         if not gone:
             pod = self._pods.objects.get(pod_name(key))
@@ -437,6 +458,7 @@ class ClusterDeck:
         await self._restamp(key, RESTART)
         if known.wanted:
             await self._api.delete("Pod", pod_name(key))
+            self._background(self._forget(known))
         return await self._scaled_up(key)
 
     async def restart_many(

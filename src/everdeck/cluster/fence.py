@@ -48,6 +48,8 @@ from everdeck.kernel.sleep import sleep_until
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 STATUS_ANNOTATION: Final = "everdeck.dev/status"
 TOLD_ANNOTATION: Final = "everdeck.dev/told"
+LEFT_ANNOTATION: Final = "everdeck.dev/left"
+"""In the Lease: the uid of the pod that let go of it, when nothing was left in that pod but its fence."""
 DEADLINE_FD_ENV: Final = "EVERDECK_FENCE_DEADLINE_FD"
 REPORT_FD_ENV: Final = "EVERDECK_FENCE_REPORT_FD"
 _DEADLINE: Final = struct.Struct("d")
@@ -312,6 +314,7 @@ class Fence:
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
         annotations = dict(self._lease["metadata"].get("annotations") or {})
         annotations["everdeck.dev/node"] = self.place.node
+        annotations.pop(LEFT_ANNOTATION, None)
         if self._status is not None:
             annotations[STATUS_ANNOTATION] = self._status
         if self._told is not None:
@@ -446,9 +449,11 @@ class Fence:
             lease = self.api.ask("GET", self.place.lease_path)
             if lease["spec"].get("holderIdentity") != self.place.holder:
                 return
+            annotations = lease["metadata"].setdefault("annotations", {})
+            annotations[LEFT_ANNOTATION] = self.place.uid
             if self._status is not None:
-                lease["metadata"].setdefault("annotations", {})[STATUS_ANNOTATION] = self._status
-                lease["metadata"]["annotations"][TOLD_ANNOTATION] = self._told or "[]"
+                annotations[STATUS_ANNOTATION] = self._status
+                annotations[TOLD_ANNOTATION] = self._told or "[]"
             lease["spec"]["holderIdentity"] = ""
             self.api.ask("PUT", self.place.lease_path, lease)
 

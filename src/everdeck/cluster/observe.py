@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from everdeck.cluster.events import Told
-from everdeck.cluster.fence import STATUS_ANNOTATION, TOLD_ANNOTATION
+from everdeck.cluster.fence import LEFT_ANNOTATION, STATUS_ANNOTATION, TOLD_ANNOTATION
 from everdeck.cluster.objects import CAME_FROM_ANNOTATION, NAME_ANNOTATION, SPEC_ANNOTATION, START_ANNOTATION, Manifest
 from everdeck.faults import Fault
 from everdeck.model import State, WorkerName, WorkerSpec, WorkerStatus, worker_name
@@ -45,6 +45,14 @@ class Objects:
         """Is the deck in its pod there to be asked?"""
         report = self.report
         return self.wanted and self.pod is not None and report is not None and report.start == self.start
+
+    @property
+    def empty(self) -> bool:
+        """Is nothing left in its pod, which is being deleted, as its fence says?"""
+        if self.pod is None or not self.pod["metadata"].get("deletionTimestamp") or self.lease is None:
+            return False
+        left = _annotations(self.lease).get(LEFT_ANNOTATION)
+        return left == self.pod["metadata"]["uid"] and not self.lease["spec"].get("holderIdentity")
 
     @property
     def start(self) -> str:
