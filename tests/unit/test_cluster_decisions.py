@@ -3,6 +3,7 @@
 import mmap
 import os
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import msgspec
@@ -10,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everdeck import Satellite
 from everdeck.cluster.api import Api
+from everdeck.cluster.export import manifests
 from everdeck.cluster.fence import STATUS_ANNOTATION, Deadline
 from everdeck.cluster.lease import Seen, Terms, Watched, may_take_at, watched
 from everdeck.cluster.mirror import Mirror
 from everdeck.cluster.naming import LONGEST, name_of, object_name
-from everdeck.cluster.objects import Settings, check, dependents, spec_of, stateful_set
+from everdeck.cluster.objects import Manifest, Settings, check, dependents, spec_of, stateful_set, volume_pod
 from everdeck.cluster.observe import Objects, status_of
 from everdeck.cluster.rescue import Rescue, is_ready
 from everdeck.errors import LimitUnavailable, SpecError
@@ -193,19 +196,78 @@ def test_secrets_and_environment_stand_in_the_secret_only() -> None:
     assert spec_of(next(one for one in made if one["kind"] == "Secret")) == spec
 
 
-def test_a_pod_meets_the_restricted_level() -> None:
-    """Not root, no capability, no way to more rights, a read-only root, the runtime's seccomp profile."""
-    pod = stateful_set(_name(), WorkerSpec(("bot",)), SETTINGS, start="s", replicas=1)["spec"]["template"]["spec"]
-    container = pod["containers"][0]
+def _pods_of_ours() -> Iterator[tuple[str, Manifest]]:
+    """Every kind of pod that is ever made."""
+    limited = Limits(memory_bytes=10**9, cpu_percent=50, open_files=100)
+    for kind, spec in (
+        ("worker", WorkerSpec(("bot",), secrets={"TOKEN": Secret("t")}, limits=limited)),
+        ("satellite", WorkerSpec.of(Satellite.telegram(Secret("1:a")))),
+    ):
+        yield kind, stateful_set(_name(), spec, SETTINGS, start="s", replicas=1)["spec"]["template"]["spec"]
+        yield f"{kind}, read", volume_pod(_name(), spec, SETTINGS)["spec"]
+        yield f"{kind}, written", volume_pod(_name(), spec, SETTINGS, writes=True)["spec"]
+    for one in manifests(SETTINGS, {}):
+        if one["kind"] == "Deployment":
+            yield "operator", one["spec"]["template"]["spec"]
 
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
+
+def _beyond_restricted(pod: Manifest) -> list[str]:
+    """Which rules of the Pod Security Standard "restricted" it breaks, rule by rule; "baseline" is part of it.
+
+    See https://kubernetes.io/docs/concepts/security/pod-security-standards/.
+    """
+    context = pod.get("securityContext", {})
+    containers = [one for kind in ("containers", "initContainers", "ephemeralContainers") for one in pod.get(kind, ())]
+    own = [one.get("securityContext", {}) for one in containers]
+    volumes = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"}
+    volumes |= {"persistentVolumeClaim", "projected", "secret"}
+    probes = ("livenessProbe", "readinessProbe", "startupProbe")
+    hooks = [one[probe] for one in containers for probe in probes if probe in one]
+    hooks += [hook for one in containers for hook in one.get("lifecycle", {}).values()]
+    meets = {
+        "no container": bool(containers),
+        "host namespaces": not any(pod.get(field) for field in ("hostNetwork", "hostPID", "hostIPC")),
+        "HostProcess": not any("windowsOptions" in one for one in (context, *own)),
+        "privileged": not any(one.get("privileged") for one in own),
+        "capabilities": all(
+            one.get("capabilities", {}).get("drop") == ["ALL"]
+            and set(one["capabilities"].get("add", ())) <= {"NET_BIND_SERVICE"}
+            for one in own
+        ),
+        "volume types": all({*one} - {"name"} <= volumes for one in pod.get("volumes", ())),
+        "host ports": not any(port.get("hostPort") for one in containers for port in one.get("ports", ())),
+        "hosts of probes": not any("host" in act for one in hooks for act in one.values() if isinstance(act, dict)),
+        "AppArmor": not any("appArmorProfile" in one for one in (context, *own)),
+        "SELinux": not any("seLinuxOptions" in one for one in (context, *own)),
+        "procMount": not any("procMount" in one for one in own),
+        "sysctls": not context.get("sysctls"),
+        "privilege escalation": all(one.get("allowPrivilegeEscalation") is False for one in own),
+        "non-root": context.get("runAsNonRoot") is True and all(one.get("runAsNonRoot", True) for one in own),
+        "non-root user": all(one.get("runAsUser", 1) != 0 for one in (context, *own)),
+        "seccomp": context.get("seccompProfile", {}).get("type") == "RuntimeDefault"
+        and all(one.get("seccompProfile", {}).get("type", "RuntimeDefault") == "RuntimeDefault" for one in own),
     }
-    assert not [volume for volume in pod["volumes"] if "hostPath" in volume]
+    return [rule for rule, met in meets.items() if not met]
+
+
+def test_every_rule_of_the_level_can_be_broken() -> None:
+    """Else the next test shows nothing."""
+    bad = {"seccompProfile": {"type": "Unconfined"}, "runAsUser": 0, "procMount": "Unmasked", "privileged": True}
+    bad |= {"windowsOptions": {}, "seLinuxOptions": {}, "appArmorProfile": {}}
+    probe = {"httpGet": {"host": "elsewhere"}}
+    container = {"securityContext": bad, "ports": [{"hostPort": 1}], "livenessProbe": probe}
+    pod = {"hostPID": True, "containers": [container], "volumes": [{"name": "v", "hostPath": {}}]}
+    pod["securityContext"] = {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}
+
+    assert len(_beyond_restricted(pod)) == 15
+    assert _beyond_restricted({}) == ["no container", "non-root", "seccomp"]
+
+
+@pytest.mark.parametrize(("kind", "pod"), list(_pods_of_ours()), ids=lambda one: one if isinstance(one, str) else "")
+def test_a_pod_meets_the_restricted_level(kind: str, pod: Manifest) -> None:
+    """Every rule of it, by every pod that we make; and their root cannot be written."""
+    assert _beyond_restricted(pod) == [], kind
+    assert [one["securityContext"]["readOnlyRootFilesystem"] for one in pod["containers"]] == [True]
 
 
 def test_a_fence_may_touch_its_own_lease_and_pod_only() -> None:
