@@ -10,6 +10,7 @@ This module decides nothing and touches nothing: no ``os``, no clock, no I/O.
 import re
 import signal as _signal
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
@@ -439,6 +440,12 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return cls(**(current | fields))
         return cls(command, **fields)  # type: ignore[arg-type]  # __post_init__ refuses what is not a command
 
+    def with_command(self, command: "Sequence[str | PurePath]") -> Self:
+        """The same for another command, which is all that is checked: the rest was, and is shared."""
+        other = copy(self)
+        force_setattr(other, "command", _own_command(command, self.satellite))
+        return other
+
     def without_secret_values(self) -> Self:
         """The same spec as it may be stored and shown."""
         if not self.secrets:
@@ -604,7 +611,7 @@ def _command(field: str, given: object) -> tuple[str, ...]:
     accepted = "a list of texts: the program and its arguments"
     if isinstance(given, str | bytes) or not isinstance(given, Sequence) or not given:
         raise SpecError(field, given, accepted)
-    words = tuple(str(word) if isinstance(word, PurePath) else word for word in given)
+    words = tuple([str(word) if isinstance(word, PurePath) else word for word in given])
     for word in words:
         if not _is_text(word):
             raise SpecError(field, given, accepted + " (a word is not a text, or holds NUL or a lone surrogate)")

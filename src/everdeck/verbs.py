@@ -162,11 +162,17 @@ def spec_of(field: str, command: Run, fields: Mapping[str, Any]) -> WorkerSpec |
 def specs_of(workers: Workers, fields: Mapping[str, Any]) -> dict[WorkerName, WorkerSpec | None]:
     """The same for all that :meth:`Verbs.start_many` was given, each name once."""
     wanted: dict[WorkerName, WorkerSpec | None] = {}
+    like: WorkerSpec | None = None  # the fields are the same for all, and are checked once
     for name, command in workers.items():
         key = worker_name(name)
         if key in wanted:
             raise SpecError("workers", key, "each name once")
-        wanted[key] = spec_of(f"workers[{key!r}]", command, fields)
+        if command is None or isinstance(command, WorkerSpec):
+            wanted[key] = spec_of(f"workers[{key!r}]", command, fields)
+        elif like is None:
+            wanted[key] = like = WorkerSpec.of(command, **fields)
+        else:
+            wanted[key] = like.with_command(command)
     return wanted
 
 

@@ -93,3 +93,15 @@ def test_who_waits_for_a_thread_that_died_calls_himself(monkeypatch: pytest.Monk
         crew.close()
 
     asyncio.run(scenario())
+
+
+def test_several_hands_are_at_work_at_the_same_time() -> None:
+    """Each waits here for the other, and all of them end with the crew."""
+    crew, done, together = Crew(hands=2), Done(), threading.Barrier(2)
+    crew.give(lambda: together.wait(60), "one", done)
+    crew.give(lambda: together.wait(60), "two", done)
+
+    assert {crew.take(done), crew.take(done)} == {"one", "two"}
+    assert not together.broken
+    crew.close()
+    assert "everdeck-spawn" not in {thread.name for thread in threading.enumerate()}

@@ -13,6 +13,7 @@ start. All signals are blocked in it, because a handler of the host belongs to t
 
 import asyncio
 import contextlib
+import os
 import queue
 import signal
 import threading
@@ -26,33 +27,34 @@ Done: TypeAlias = queue.SimpleQueue[Any]
 
 
 class Crew:
-    """One thread, started with the first call."""
+    """One thread, or ``hands`` of them, each started with a call that finds it missing.
 
-    def __init__(self) -> None:
+    What one thread is given is done in that order; several make no promise.
+    """
+
+    def __init__(self, hands: int = 1) -> None:
+        self._hands = hands
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], object, Done] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def give(self, call: Callable[[], None], token: object, done: Done) -> None:
         """Have it called soon; the token arrives at ``done`` afterwards."""
         self._calls.put((call, token, done))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="everdeck-spawn", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError:  # no more threads allowed: see take()
-                self._thread = None
+        if len(self._threads) < self._hands:
+            thread = threading.Thread(target=self._run, name="everdeck-spawn", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no more threads allowed: see take()
+                thread.start()
+                self._threads.append(thread)
 
     def take(self, done: Done) -> Any:
         """The next token that arrives; what nobody calls is called here."""
         while True:
             try:
-                if self._thread is not None:
+                if self._threads:
                     return done.get(timeout=_LOOK_SECONDS)
                 return done.get_nowait()
             except queue.Empty:
-                if self._thread is None or not self._thread.is_alive():
-                    self._thread = None  # the next call starts another one
-                    self._work_off()
+                self._fill_in()
 
     def begin(self, call: Callable[[], None]) -> "asyncio.Future[None]":
         """Have it called soon; the future is done when it is over, so others may have the loop until then."""
@@ -77,9 +79,7 @@ class Crew:
         """Return when it is done, not before: what is born by then has to be recorded. Tells if we were cancelled."""
         interrupted: BaseException | None = None
         while not over.done():
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = None
-                self._work_off()
+            self._fill_in()
             try:
                 await asyncio.wait([over], timeout=_LOOK_SECONDS)
             except asyncio.CancelledError as err:
@@ -87,21 +87,31 @@ class Crew:
         return interrupted
 
     def close(self) -> None:
-        """End the thread, after what it was given."""
-        if self._thread is not None:
+        """End the threads, after what they were given."""
+        for _ in self._threads:
             self._calls.put(None)
-            self._thread.join()
-            self._thread = None
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
 
     def _run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while (given := self._calls.get()) is not None:
             _carry_out(*given)
 
-    def _work_off(self) -> None:
+    def _fill_in(self) -> None:
+        """If none of them lives, do here what they left; the next call starts another one."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if self._threads:
+            return
         with contextlib.suppress(queue.Empty):
             while (given := self._calls.get_nowait()) is not None:
                 _carry_out(*given)
+
+
+def processors() -> int:
+    """How many this process may run on."""
+    return len(os.sched_getaffinity(0))
 
 
 def _carry_out(call: Callable[[], None], token: object, done: Done) -> None:

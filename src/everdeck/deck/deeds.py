@@ -72,6 +72,11 @@ class Deeds:
         _deed.set(_Deed(request, deed, removal, self._registry.requests_done(request)))
         return await act()
 
+    @property
+    def is_under_way(self) -> bool:
+        """Is a request being carried out whose id has to be noted?"""
+        return _deed.get() is not None
+
     def is_done(self, worker: str) -> bool:
         """Was what is being carried out done for this worker before, by whoever owned the deck then?"""
         deed = _deed.get()

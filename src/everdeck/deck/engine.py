@@ -147,6 +147,8 @@ class Engine:
 
     def check(self, spec: WorkerSpec) -> None:
         """Refuse accounts and limits that cannot be had here, before anything is written."""
+        if _asks_for_nothing(spec):
+            return
         rights.check(spec)
         limits = spec.limits
         if limits.nice is not None and limits.nice < os.getpriority(os.PRIO_PROCESS, 0) and os.geteuid() != 0:
@@ -240,12 +242,9 @@ class Engine:
         return (
             spec.lifetime == "adoptable"
             and not spec.secrets
-            and spec.user is None
-            and spec.group is None
             and spec.umask is None
-            and spec.sandbox.level == "off"
             and not spec.log.split_stderr
-            and spec.limits == _NO_LIMITS
+            and _asks_for_nothing(spec)
             and self._with_lock
             and self._null_fd > _LAST_STANDARD_FD
             and native.available()
@@ -443,6 +442,11 @@ class Engine:
                 if secret.env:
                     env[secret_name] = _secret_value(Path(home, SECRETS), secret_name)
         return env | spec.env
+
+
+def _asks_for_nothing(spec: WorkerSpec) -> bool:
+    """Neither another account nor a limit nor a sandbox, which not every machine has."""
+    return spec.user is None and spec.group is None and spec.sandbox.level == "off" and spec.limits == _NO_LIMITS
 
 
 def _command_of(spec: WorkerSpec) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from everdeck.deck.deeds import Deeds
 from everdeck.details import typed
 from everdeck.errors import RegistryError
 from everdeck.model import Event, EventKind
-from everdeck.registry import Registry, read_only
+from everdeck.registry import Registry, Telling, read_only
 from everdeck.verbs import current_caller
 
 _log: Final = logging.getLogger("everdeck.events")
@@ -69,6 +69,14 @@ class EventStream:
         event = self._registry.append_event(at, worker, kind, detail)
         self._deeds.note(worker, kind, event.id, removed=bool(detail.get("removed")))
         return event
+
+    def pass_on_all(self, told: Sequence[Telling]) -> None:
+        """As :meth:`pass_on` for many that happened now."""
+        told = [(worker, kind, with_caller(kind, detail)) for worker, kind, detail in told]
+        ids = self._registry.append_events(self._clock.wall(), told)
+        if self._deeds.is_under_way:
+            for event_id, (worker, kind, detail) in zip(ids, told, strict=True):
+                self._deeds.note(worker, kind, event_id, removed=bool(detail.get("removed")))
 
     def wake(self) -> None:
         """Something was committed: everybody may look."""

@@ -301,7 +301,7 @@ class Healing:
         crashes = min(crashes, len(worker.record.crash_times), restart.max_crashes - len(recent))
         if crashes <= 0:
             return
-        worker.explained_at = recent + [self._parts.clock.wall()] * crashes
+        worker.explained_at = (*recent, *[self._parts.clock.wall()] * crashes)
         left = worker.record.crash_times[: len(worker.record.crash_times) - crashes]
         if left != worker.record.crash_times:
             record = replace(worker.record, crash_times=left)

@@ -49,9 +49,9 @@ def status_of(
     fresh: bool = False,
 ) -> WorkerStatus:
     """One worker as it is now, from the owner's memory and /proc; of a fresh one there is nothing to measure yet."""
+    if fresh and worker.pidfd is not None:  # nor is it kept: what is told of it next will be something else
+        return _steady(worker, clock, health, health_reason, uptime_seconds=_uptime(worker.record, clock.boottime()))
     steady = glance_of(worker, clock, health, health_reason)
-    if fresh and worker.pidfd is not None:
-        return replace(steady, uptime_seconds=_uptime(worker.record, clock.boottime()))
     return measured_status(worker, steady, clock, clock.boottime())
 
 
@@ -95,18 +95,30 @@ def glance_of(worker: Worker, clock: Clock, health: str | None, health_reason: s
     facts = (record, worker.awaits_ready, alive, health, health_reason, worker.status_text)
     # Records are never changed, only replaced, so the first comparison is one of two addresses.
     if worker.glance is None or worker.glance[0] != facts:
-        told = _status(
-            record,
-            worker.state,
-            clock,
-            alive=alive,
-            health=health,
-            health_reason=health_reason,
-            status_text=worker.status_text,
-            containment_=containment.strength_of(record.cgroup) if alive else None,
-        )
-        worker.glance = (facts, told)
+        worker.glance = (facts, _steady(worker, clock, health, health_reason))
     return worker.glance[1]
+
+
+def _steady(
+    worker: Worker,
+    clock: Clock,
+    health: str | None,
+    health_reason: str | None,
+    *,
+    uptime_seconds: float | None = None,
+) -> WorkerStatus:
+    alive = worker.pidfd is not None
+    return _status(
+        worker.record,
+        worker.state,
+        clock,
+        alive=alive,
+        uptime_seconds=uptime_seconds,
+        health=health,
+        health_reason=health_reason,
+        status_text=worker.status_text,
+        containment_=containment.strength_of(worker.record.cgroup) if alive else None,
+    )
 
 
 class Glance:
@@ -221,14 +233,15 @@ def _status(
     clock: Clock,
     *,
     alive: bool,
+    uptime_seconds: float | None = None,
     health: str | None = None,
     health_reason: str | None = None,
     status_text: str | None = None,
     containment_: Containment | None = None,
 ) -> WorkerStatus:
     spec = record.spec
-    if record.broken is not None:
-        status_text = f"its record cannot be read ({record.broken}); remove it, or start it with --replace"
+    if (broken := record.broken) is not None:
+        status_text = f"its record cannot be read ({broken}); remove it, or start it with --replace"
         state = state if alive else State.FAILED
         health = BROKEN
     identity = record.identity if alive else None
@@ -237,6 +250,7 @@ def _status(
         state=state,
         pid=None if identity is None else identity.pid,
         started_at=None if record.started_at is None else _date(record.started_at),
+        uptime_seconds=uptime_seconds,
         exit=record.exit,
         restarts=record.restarts,
         crashes=record.crashes,

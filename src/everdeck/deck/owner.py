@@ -307,6 +307,7 @@ class Owner(MessageVerbs):
         else:
             await parts.guardian.close()
         parts.crew.close()
+        parts.midwives.close()
         parts.gatherer.close(parts.engine.cgroup_home)
         parts.loop.remove_reader(parts.notify.fileno())
         if given_away:

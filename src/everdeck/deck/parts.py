@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 from everdeck.clock import Clock
-from everdeck.deck.crew import Crew
+from everdeck.deck.crew import Crew, processors
 from everdeck.deck.deeds import Deeds
 from everdeck.deck.durability import Durability
 from everdeck.deck.engine import Engine
@@ -76,6 +76,8 @@ class Parts:
     memory: MemoryWatch = field(init=False)
     health: HealthKeeper = field(init=False)
     crew: Crew = field(default_factory=Crew)
+    midwives: Crew = field(default_factory=lambda: Crew(hands=min(2, max(1, processors() - 1))))
+    """For first starts, which wait for nobody: two where the loop has a processor beside them."""
     workers: dict[str, Worker] = field(default_factory=dict)
     unborn: dict[str, Unborn] = field(default_factory=dict)
     heard_early: Callable[[str, list[dict[str, str]]], None] = field(init=False)

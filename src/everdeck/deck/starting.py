@@ -42,7 +42,7 @@ from everdeck.kernel.containment import Tree
 from everdeck.kernel.escalation import Subject
 from everdeck.logs import files as logfiles
 from everdeck.model import EventKind, Exited, Identity, Killed, State, UnknownExit, WorkerName, WorkerSpec
-from everdeck.registry import WorkerRecord
+from everdeck.registry import Telling, WorkerRecord
 from everdeck.registry.store import encoded_spec
 
 _log: Final = logging.getLogger("everdeck.deck")
@@ -80,6 +80,8 @@ class Launch:
     same_cgroup: bool = False
     homeless: bool = False
     """Is its home yet to be made, with everything else in one call?"""
+    is_noted: bool = False
+    """Is its intent in the registry?"""
     ready: Ready | None = None
     launched: Launched | None = None
     identity: Identity | None = None
@@ -186,7 +188,7 @@ class Starting:
 
         Those that one call cannot start are left to the steps. Tells if we were cancelled meanwhile.
         """
-        engine, crew = self._parts.engine, self._parts.crew
+        engine, crew = self._parts.engine, self._parts.midwives
         interrupted: BaseException | None = None
         calls: list[_Call] = []
         locked, deadly = 0, visits_left("start.locked")
@@ -351,21 +353,14 @@ class Starting:
             elif intents:
                 with registry.transaction():
                     registry.save_all(intent for _, intent in intents)
-                    for order, _ in intents:
-                        self._tell_end(order)
+                    self._parts.events.pass_on_all([told for order, _ in intents for told in _told_end(order)])
         except BaseException as err:  # noqa: BLE001 - told through the orders
             for order, _ in intents:
                 order.failure = err
             return
         for order, intent in intents:
             order.worker.record = intent
-            order.end = None
-
-    def _tell_end(self, order: Launch) -> None:
-        """In the transaction that is open now."""
-        if order.end is not None:
-            for kind, detail in order.end.events:
-                self._parts.events.pass_on(order.worker.name, kind, detail)
+            order.is_noted, order.end = True, None
 
     def _mark_end(self, order: Launch) -> None:
         """Its log is told of the end before without the start that should have followed."""
@@ -433,30 +428,35 @@ class Starting:
         if order.end is not None:
             with self._parts.registry.transaction():
                 self._parts.registry.save(order.worker.record)
-                self._tell_end(order)
-            order.end = None
+                self._parts.events.pass_on_all(_told_end(order))
+            order.is_noted, order.end = True, None
 
     def _record(self, launched: Sequence[Launch]) -> None:
         """Commit whom we started, together with the events that tell of it."""
         parts = self._parts
         now = parts.clock.wall()
         running: list[WorkerRecord] = []
+        told: list[Telling] = []
+        for order in launched:
+            assert order.identity is not None  # noqa: S101 - the caller chose those
+            record = order.worker.record
+            record = replace(
+                record,
+                phase=State.RUNNING,
+                identity=order.identity,
+                cgroup=_born_in(order.launched),
+                started_at=now,
+                restarts=record.restarts + (order.kind is EventKind.RESTARTED),
+            )
+            told += _told_end(order)
+            told.append((record.name, order.kind, {"pid": order.identity.pid, **order.detail}))
+            running.append(record)
         with parts.registry.transaction():
-            for order in launched:
-                assert order.identity is not None  # noqa: S101 - the caller chose those
-                record = order.worker.record
-                record = replace(
-                    record,
-                    phase=State.RUNNING,
-                    identity=order.identity,
-                    cgroup=_born_in(order.launched),
-                    started_at=now,
-                    restarts=record.restarts + (order.kind is EventKind.RESTARTED),
-                )
-                self._tell_end(order)
-                parts.events.pass_on(record.name, order.kind, {"pid": order.identity.pid, **order.detail})
-                running.append(record)
-            parts.registry.save_all(running)
+            if all(order.is_noted for order in launched):
+                parts.registry.save_started(running)
+            else:
+                parts.registry.save_all(running)
+            parts.events.pass_on_all(told)
         for order, record in zip(launched, running, strict=True):
             assert order.launched is not None  # noqa: S101
             order.end = None
@@ -728,6 +728,13 @@ def _is_led_to(order: Launch) -> bool:
 def _refuse_broken(order: Launch) -> None:
     if order.spec is order.before.spec and order.before.broken is not None:
         raise RecordBroken(order.worker.name, order.before.broken)
+
+
+def _told_end(order: Launch) -> list[Telling]:
+    """What is to be told of the end that led to this start, if it is not recorded yet."""
+    if order.end is None:
+        return []
+    return [(order.worker.name, kind, detail) for kind, detail in order.end.events]
 
 
 def _born_in(launched: Launched | None) -> str | None:

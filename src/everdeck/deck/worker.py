@@ -6,7 +6,7 @@ Kept small: an owner may hold ten thousand of these for years.
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from everdeck.kernel import exits
 from everdeck.kernel.containment import Tree
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from everdeck.model import WorkerStatus
 
 
+_set: Final = object.__setattr__
 _TOLD: Final = frozenset({"record", "pidfd", "awaits_ready", "status_text", "trouble"})
 
 
@@ -72,31 +73,40 @@ class Worker:
         "workers_dir",
     )
 
+    changed_at: int
+    """What :attr:`changes` was when it changed last."""
+    record: WorkerRecord
+    workers_dir: Path
+    on_death: "Callable[[Worker], None]"
+    pidfd: int | None
+    is_child: bool
+    lifeline: "Lifeline | None"
+    proxy_lock_fd: int | None
+    timer: "asyncio.TimerHandle | None"
+    awaits_ready: bool
+    status_text: str | None
+    ended_ill: bool
+    explained_at: tuple[float, ...]
+    """When each crash was taken off its breaker by its own word."""
+    trouble: str | None
+    """What its feed cannot do at the moment."""
+    cpu_sample: tuple[float, float] | None
+    used: tuple[float, float, int] | None
+    """When it was measured, percent of a core, bytes."""
+    glance: "tuple[tuple[object, ...], WorkerStatus] | None"
+    """What was told of it last without measuring, and the facts that it was made from."""
+
     def __init__(self, record: WorkerRecord, workers_dir: Path) -> None:
-        self.changed_at = 0  # what Worker.changes was when it changed last
+        for name, value in _AT_FIRST:  # not one by one: each would ask below whether it is told to anybody
+            _set(self, name, value)
+        _set(self, "workers_dir", workers_dir)
         self.record = record
-        self.workers_dir = workers_dir
-        self.on_death: Callable[[Worker], None] = _nobody_listens
-        self.pidfd: int | None = None
-        self.is_child = False
-        self.lifeline: Lifeline | None = None
-        self.proxy_lock_fd: int | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.awaits_ready = False
-        self.status_text: str | None = None
-        self.ended_ill = False
-        self.explained_at: list[float] = []  # when each crash was taken off its breaker by its own word
-        self.trouble: str | None = None  # what its feed cannot do at the moment
-        self.cpu_sample: tuple[float, float] | None = None
-        self.used: tuple[float, float, int] | None = None  # when it was measured, percent of a core, bytes
-        # What was told of it last without measuring, and the facts that it was made from.
-        self.glance: tuple[tuple[object, ...], WorkerStatus] | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
+        _set(self, name, value)
         if name in _TOLD:
             Worker.changes += 1
-            object.__setattr__(self, "changed_at", Worker.changes)
+            _set(self, "changed_at", Worker.changes)
 
     @property
     def name(self) -> str:
@@ -162,3 +172,22 @@ class Worker:
 
 def _nobody_listens(_: Worker) -> None:
     """Before the deck listens there is nothing to do: recovery looks for itself."""
+
+
+_AT_FIRST: Final[tuple[tuple[str, Any], ...]] = (
+    ("changed_at", 0),
+    ("on_death", _nobody_listens),
+    ("pidfd", None),
+    ("is_child", False),
+    ("lifeline", None),
+    ("proxy_lock_fd", None),
+    ("timer", None),
+    ("awaits_ready", False),
+    ("status_text", None),
+    ("ended_ill", False),
+    ("explained_at", ()),
+    ("trouble", None),
+    ("cpu_sample", None),
+    ("used", None),
+    ("glance", None),
+)

@@ -3,6 +3,6 @@
 The kernel is the truth; a record here says what was wanted and whom we believed to be running it.
 """
 
-from everdeck.registry.store import Registry, WorkerRecord, check_writable, read_only
+from everdeck.registry.store import Registry, Telling, WorkerRecord, check_writable, read_only
 
-__all__ = ["Registry", "WorkerRecord", "check_writable", "read_only"]
+__all__ = ["Registry", "Telling", "WorkerRecord", "check_writable", "read_only"]

@@ -28,11 +28,20 @@ ON CONFLICT (name) DO UPDATE SET
     ready = excluded.ready, unready = excluded.unready, reason = excluded.reason,
     status_text = excluded.status_text;
 
+-- name: save_started
+-- Only what a start changes: the row with its spec was written with the intent.
+UPDATE workers SET phase = ?, boot_id = ?, pid = ?, start_ticks = ?, pidfd_inode = ?, cgroup = ?, started_at = ?,
+                   restarts = ?
+WHERE name = ?;
+
 -- name: delete_worker
 DELETE FROM workers WHERE name = :name;
 
 -- name: append_event
 INSERT INTO events (at, worker, kind, detail, asked) VALUES (?, ?, ?, ?, ?);
+
+-- name: id_of_event_appended
+SELECT last_insert_rowid();
 
 -- name: events_after
 SELECT id, at, worker, kind, detail FROM events WHERE id > :after ORDER BY id LIMIT :limit;

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 Desired: TypeAlias = Literal["running", "stopped"]
 
+Telling: TypeAlias = tuple[str | None, EventKind, dict[str, Any]]
+"""An event that is yet to be noted: whose, of which kind, and its detail."""
+
 _log: Final = logging.getLogger("everdeck.registry")
 
 EVENTS_KEPT: Final = 100_000
@@ -374,6 +377,14 @@ class Registry:
         with _translated(self.path):
             self.connection.executemany(_sql("save_worker"), map(_row, records))
 
+    def save_started(self, records: "Sequence[WorkerRecord]") -> None:
+        """Note that these run, in the transaction that is open now; their intents are noted already."""
+        self._wrote()
+        with _translated(self.path):
+            noted = self.connection.executemany(_sql("save_started"), map(_started_row, records)).rowcount
+        if noted != len(records):  # somebody else wrote into our registry: nothing of them may be missing
+            self.save_all(records)
+
     def delete(self, name: WorkerName) -> None:
         """Forget a worker; its events stay."""
         self._wrote()
@@ -384,18 +395,30 @@ class Registry:
         """Note down what happened; the id is the next one. Old events are forgotten beyond the number we keep."""
         self._wrote()
         with _translated(self.path):
-            asked = isinstance(detail.get("by"), dict)  # a text is a reason of our own
-            cursor = self.write(_sql("append_event"), (at, worker, kind.value, _encode(detail), asked))
-            event_id = cursor.lastrowid or 0
-            if event_id > self._ids_reserved:  # in the open transaction, so before anybody can read the id
-                self._reserve_ids(event_id + _IDS_IN_A_BLOCK)
-            self._since_pruning += 1
-            if self._since_pruning >= _PRUNE_EVERY:
-                self._since_pruning = 0
-                self.connection.execute(_sql("forget_events_up_to"), {"id": event_id - EVENTS_KEPT})
-                self.connection.execute(_sql("forget_asked_events"), {"kept": ASKED_EVENTS_KEPT})
-                self._keep_within_bytes(at)
+            event_id = self.write(_sql("append_event"), _event_row(at, (worker, kind, detail))).lastrowid or 0
+            self._appended(at, event_id, 1)
         return Event(event_id, datetime.fromtimestamp(at, UTC), worker, kind, detail)
+
+    def append_events(self, at: float, told: "Sequence[Telling]") -> range:
+        """The same for many, in the transaction that is open now: their ids, which follow each other."""
+        if not told:
+            return range(0)
+        self._wrote()
+        with _translated(self.path):
+            self.connection.executemany(_sql("append_event"), [_event_row(at, one) for one in told])
+            last = int(self.connection.execute(_sql("id_of_event_appended")).fetchone()[0])
+            self._appended(at, last, len(told))
+        return range(last - len(told) + 1, last + 1)
+
+    def _appended(self, at: float, last: int, count: int) -> None:
+        if last > self._ids_reserved:  # in the open transaction, so before anybody can read the id
+            self._reserve_ids(last + _IDS_IN_A_BLOCK)
+        self._since_pruning += count
+        if self._since_pruning >= _PRUNE_EVERY:
+            self._since_pruning = 0
+            self.connection.execute(_sql("forget_events_up_to"), {"id": last - EVENTS_KEPT})
+            self.connection.execute(_sql("forget_asked_events"), {"kept": ASKED_EVENTS_KEPT})
+            self._keep_within_bytes(at)
 
     def _keep_within_bytes(self, at: float) -> None:
         """Workers' own events must not fill the disk, nor push out what happened to others: theirs go first."""
@@ -708,6 +731,29 @@ def _row(record: WorkerRecord) -> tuple[Any, ...]:
         record.reason,
         record.status_text,
     )
+
+
+def _started_row(record: WorkerRecord) -> tuple[Any, ...]:
+    """What a start changes, in the order of ``save_started``."""
+    identity = record.identity
+    assert identity is not None  # noqa: S101 - it runs
+    return (
+        record.phase.value,
+        identity.boot_id,
+        identity.pid,
+        identity.start_ticks,
+        identity.pidfd_inode,
+        record.cgroup,
+        record.started_at,
+        record.restarts,
+        record.name,
+    )
+
+
+def _event_row(at: float, told: Telling) -> tuple[Any, ...]:
+    worker, kind, detail = told
+    # "asked" is who asked; a text there is a reason of our own.
+    return at, worker, kind.value, _encode(detail), isinstance(detail.get("by"), dict)
 
 
 def _event(row: tuple[Any, ...]) -> Event:
