@@ -78,6 +78,16 @@ def test_the_three_answers(nursery: Nursery) -> None:
             continue
         assert ids.answer(other) is Answer.DIFFERENT
 
+    if ids.has_pidfd_inodes():
+        by_inode = Identity(identity.boot_id, identity.pid, identity.start_ticks + 1, identity.pidfd_inode)
+        os.close(ids.open_verified(by_inode, by_inode=True))
+        stranger = Identity(identity.boot_id, identity.pid, identity.start_ticks, (identity.pidfd_inode or 0) + 1)
+        with pytest.raises(ProcessGone):
+            ids.open_verified(stranger, by_inode=True)
+    without = Identity(identity.boot_id, identity.pid, identity.start_ticks + 1, None)
+    with pytest.raises(ProcessGone):
+        ids.open_verified(without, by_inode=True)
+
     ids.send_signal(one.pidfd, signal.SIGKILL)
     wait_readable(one.pidfd)
 

@@ -1,7 +1,6 @@
 """Decisions without processes and without a clock: what opening does with a worker, and what follows an end."""
 
-import dataclasses
-
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,6 +109,6 @@ def test_a_stable_time_begins_a_new_row() -> None:
 def test_a_row_of_unseen_ends_backs_off() -> None:
     """A host that reaps our children on an old kernel must not make a worker that ends at once start without pause."""
     away = Ended(UnknownExit(), 0.1, Restart(), 3, (), 100.0, 0.5)
-    after_away, after_there = rules.after_end(away), rules.after_end(dataclasses.replace(away, our_child=True))
+    after_away, after_there = rules.after_end(away), rules.after_end(msgspec.structs.replace(away, our_child=True))
     assert after_away == rules.RestartIn(0.0, 3, crashed=False, crash_times=())
     assert after_there == rules.RestartIn(4.0, 4, crashed=False, crash_times=())

@@ -25,10 +25,12 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from everdeck import wording
 from everdeck.child import EVENT_FIELD, LIFELINE_FD_ENV, PORT_ENV
@@ -66,8 +68,7 @@ class Phase(StrEnum):
     UNHEALTHY = "unhealthy"
 
 
-@dataclass(frozen=True, slots=True)
-class HealthState:
+class HealthState(Struct, frozen=True):
     """One worker's health, as far as it is known."""
 
     phase: Phase = Phase.STARTING
@@ -75,20 +76,17 @@ class HealthState:
     leaving: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BecameReady:
+class BecameReady(Struct, frozen=True):
     """Said or shown for the first time that it works."""
 
 
-@dataclass(frozen=True, slots=True)
-class BecameUnhealthy:
+class BecameUnhealthy(Struct, frozen=True):
     """Took too long to start, failed too often, or fell silent."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class BecameHealthy:
+class BecameHealthy(Struct, frozen=True):
     """Works again."""
 
 
@@ -127,13 +125,12 @@ def after_silence(state: HealthState, reason: str) -> tuple[HealthState, Verdict
 # --- the keeper -------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class _Watched:
+class _Watched(Struct, eq=False):
     """One worker that has a health spec, and what runs for it."""
 
     health: Health
     state: HealthState
-    timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
+    timers: dict[str, asyncio.TimerHandle] = {}
     start_deadline: float = 0.0
     last_ping: float = 0.0
     reason: str | None = None

@@ -4,8 +4,9 @@ The deck observes the kernel, asks here, and acts. Every path that leads to a st
 one of these two functions, so a policy is changed in one place and tested without a process or a clock.
 """
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from msgspec import Struct
 
 from everdeck.deck.backoff import breaker_trips, crashes_in_window, next_delay, streak_after
 from everdeck.model import Exit, Exited, Lifetime, Restart, State, UnknownExit
@@ -13,8 +14,7 @@ from everdeck.model import Exit, Exited, Lifetime, Restart, State, UnknownExit
 # --- what was seen ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """One worker as the kernel shows it when a deck is opened or reconciled."""
 
     leader: Literal["alive", "gone", "unknown"]
@@ -26,8 +26,7 @@ class Found:
     ours: bool = False  # started or adopted by this very owner
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """One worker's leader has ended, and nobody asked for it."""
 
     exit: Exit
@@ -44,35 +43,29 @@ class Ended:
 # --- what to do -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Adopt:
+class Adopt(Struct, frozen=True):
     """It is alive and should be: take it over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """Nothing to do: it rests as it should, or waits for its time or for a person."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndTree:
+class EndTree(Struct, frozen=True):
     """Something lives that should not: end it, then look again."""
 
     why: Literal["wanted-stopped", "bound-orphan", "leader-died"]
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
+class Conflict(Struct, frozen=True):
     """Somebody holds the lock whom we cannot prove to be ours: touch nothing, tell a person."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartNow:
+class StartNow(Struct, frozen=True):
     """Nobody runs, somebody should."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoteEnd:
+class NoteEnd(Struct, frozen=True):
     """It ended while nobody watched: note it, and let :func:`after_end` decide."""
 
 
@@ -105,16 +98,14 @@ def on_open(found: Found) -> Opening:  # noqa: PLR0911 - one return per row of t
     return StartNow()
 
 
-@dataclass(frozen=True, slots=True)
-class Rest:
+class Rest(Struct, frozen=True):
     """It ended as its policy allows: no start."""
 
     crashed: bool
     crash_times: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RestartIn:
+class RestartIn(Struct, frozen=True):
     """Start it again after a delay."""
 
     delay_seconds: float
@@ -123,8 +114,7 @@ class RestartIn:
     crash_times: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(Struct, frozen=True):
     """The breaker trips: it is failed until a person resets it."""
 
     streak: int

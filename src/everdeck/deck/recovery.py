@@ -84,7 +84,7 @@ class Recovery:
         for name, fd in inherited.lifelines.items():
             if name in parts.workers:
                 parts.workers[name].lifeline = parts.home.lifeline_from(fd)
-        seen = self._look_at_all()
+        seen = self._look_at_all(handed_on=inherited.lock_fd is not None)
         self._starting.adopt([one.worker for one in seen if isinstance(one.decision, rules.Adopt)], recorded)
         crash_point("open.adopted")
         orphans = {one.worker.name: one for one in seen if isinstance(one.decision, rules.EndTree)}
@@ -169,7 +169,7 @@ class Recovery:
 
     # --- looking ------------------------------------------------------------------------------------------------
 
-    def _look_at_all(self) -> list[_Seen]:
+    def _look_at_all(self, *, handed_on: bool) -> list[_Seen]:
         """Compare every record with the kernel; only what may be alive is looked at."""
         workers = self._parts.workers.values()
         for worker in workers:
@@ -178,7 +178,7 @@ class Recovery:
         # One scan for all starts that were never recorded: a scan per start would be a scan per worker of a group.
         unidentified = [worker.record.cookie for worker in alive if worker.record.identity is None]
         carried = containment.cookie_scan(unidentified) if unidentified else {}
-        answers = {worker.name: self._find_leader(worker, carried) for worker in alive}
+        answers = {worker.name: self._find_leader(worker, carried, handed_on=handed_on) for worker in alive}
         gone = [self._parts.workers[name] for name, answer in answers.items() if answer == "gone"]
         left = containment.members([worker.tree() for worker in gone]) if gone else {}
         return [
@@ -211,7 +211,7 @@ class Recovery:
         )
 
     def _find_leader(
-        self, worker: Worker, carried: Mapping[Cookie, Sequence[int]]
+        self, worker: Worker, carried: Mapping[Cookie, Sequence[int]], *, handed_on: bool
     ) -> Literal["alive", "gone", "unknown"]:
         """Is the recorded process alive? If so, hold its pidfd."""
         identity = worker.record.identity
@@ -219,7 +219,7 @@ class Recovery:
             may_run = carried.get(worker.record.cookie) or flock.is_held(worker.lock_path)
             return self._find_unidentified(worker) if may_run else "gone"
         try:
-            worker.pidfd = ids.open_verified(identity)
+            worker.pidfd = ids.open_verified(identity, by_inode=handed_on)
         except ProcessGone:
             return "gone"
         except ResourceExhausted:

@@ -9,7 +9,8 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,13 +89,15 @@ class Sampler:
             self._timer = None
         if self._sampling is not None:
             self._sampling.cancel()
-        self._written(self._history.unfinished())
+        with self._complaining():
+            self._history.leave()
 
     async def past(self, name: str, seconds: float, points: int | None) -> Series:
         """The last so many seconds: from disk, and from memory where that is finer. Asking counts as watching."""
         now = time.time()  # noqa: TID251 - as below
         recent = self.watch([name], now - seconds, None)[name]
         begins = recent.at[0] if recent.at else now
+        self._history.recall()
         stored = await asyncio.to_thread(self._history.read, name, now - seconds, now)
         older = [point for point in stored if point.at < begins]
         ring = _Ring()
@@ -141,6 +144,7 @@ class Sampler:
         else:
             statuses = await self._watched()
         over = []
+        self._history.recall()
         for status in statuses:
             self._rings.setdefault(status.name, _Ring()).add(at, status.cpu_percent, status.rss_bytes)
             if status.rss_bytes is not None:
@@ -151,8 +155,14 @@ class Sampler:
             await asyncio.to_thread(self._history.keep_only, {status.name for status in statuses})
 
     def _written(self, slots: Sequence[Any]) -> None:
-        try:
+        with self._complaining():
             self._history.write(slots)
+
+    @contextmanager
+    def _complaining(self) -> Iterator[None]:
+        """A disk that takes nothing costs the record of samples, and is said once."""
+        try:
+            yield
         except OSError as error:
             if not self._complained:
                 _log.warning("cpu and memory are not kept: %s: %s", error.filename, error.strerror)
