@@ -52,6 +52,8 @@ def _cut_again_and_again(machine: Machine, cuts: int, place: str) -> tuple[Ledge
             ledger.begin_again(found)
             first = next(one for one in told if _heard(ledger, one)["what"] == "confirmed")
             faults += [f"cut {cut}: {fault}" for fault in ledger.lost_messages(first["below"])]
+            if len(faults) > told_faults and place == "work":
+                print(f"the disk as it was before this start: {machine.keep_disk(f'before-{cut}')}", flush=True)
             up = time.monotonic()
             if cut == cuts:
                 faults += _what_stays_unbooked(ledger, told)

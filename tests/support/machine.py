@@ -125,7 +125,13 @@ class Machine:
             os.kill(pid, signal.SIGSTOP)  # not by its monitor, which would flush first; from here on nothing is told
         lost = self._disk(f"off {'none' if how == 'sysrq' else how}")
         subprocess.run([SCRIPT, "off"], check=True, timeout=COMMAND_SECONDS)
+        subprocess.run(["cp", "--sparse=always", self._run / "data.img", self._run / "cut.img"], check=True)
         return lost
+
+    def keep_disk(self, name: str) -> Path:
+        """The disk as the last cut left it, put where it outlives the machine: a fault has a cause to be found."""
+        kept = self._run.with_name(f"{self._run.name}-{name}.img")
+        return (self._run / "cut.img").replace(kept)
 
     def _disk(self, order: str) -> int:
         with socket.socket(socket.AF_UNIX) as control:
