@@ -843,6 +843,20 @@ def test_a_unit_names_the_file_beside_it_and_systemd_takes_it(alone: Person, tmp
     assert "everdeck.service" not in verdict.stderr, verdict.stderr
 
 
+def test_a_unit_of_another_account_gets_its_state_directory_from_systemd(alone: Person) -> None:
+    """That account may make none in /var/lib; elsewhere, and where the daemon is root, nothing is made over."""
+
+    def made(state: str, *words: str) -> list[str]:
+        text = alone.types("export", "systemd", "--state", state, *words).stdout
+        return [line for line in text.splitlines() if line.startswith("StateDirectory")]
+
+    assert made("/var/lib/decks/a b", "--run-as", "daemon") == [
+        'StateDirectory="decks/a b"',
+        "StateDirectoryMode=0700",
+    ]
+    assert made("/var/lib/everdeck") == made("/srv/deck", "--run-as", "daemon") == []
+
+
 def test_export_writes_what_other_supervisors_read(alone: Person, tmp_path: Path) -> None:
     """A unit that signals only the daemon, and manifests whose workers are never run twice."""
     unit = alone.types("export", "systemd").stdout

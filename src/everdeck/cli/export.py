@@ -118,6 +118,7 @@ _USER_HARDENING: Final = """\
 UMask=0077
 NoNewPrivileges=yes
 """
+_STATES: Final = Path("/var/lib")  # where systemd makes the directories of its StateDirectory=
 _SUBGROUP_SINCE: Final = 254  # systemd's NEWS: DelegateSubgroup=
 
 
@@ -143,7 +144,7 @@ Documentation=man:systemd.service(5)
 Type=notify
 NotifyAccess=main
 WorkingDirectory={place}
-{user}ExecStart={program} up{file} --state {_quoted(str(state))}
+{user}{_made_by_systemd(state, options.run_as)}ExecStart={program} up{file} --state {_quoted(str(state))}
 ExecReload={program} reload --state {_quoted(str(state))}
 Restart=always
 RestartSec=1
@@ -165,6 +166,13 @@ OOMPolicy=continue
 [Install]
 WantedBy={wanted_by}
 """
+
+
+def _made_by_systemd(state: Path, account: str | None) -> str:
+    """The line by which systemd makes the state directory for another account, which may not make it in /var/lib."""
+    if account is None or not state.is_relative_to(_STATES) or state == _STATES:
+        return ""
+    return f"StateDirectory={_quoted(str(state.relative_to(_STATES)))}\nStateDirectoryMode=0700\n"
 
 
 def delegation(version: int | None) -> str:
