@@ -23,7 +23,7 @@ from everdeck.cluster.fence import LEFT_ANNOTATION, STATUS_ANNOTATION, TOLD_ANNO
 from everdeck.cluster.lease import Terms
 from everdeck.cluster.mirror import Mirror
 from everdeck.cluster.move import move
-from everdeck.cluster.objects import WORKER_LABEL, Manifest, Settings, dependents, stateful_set
+from everdeck.cluster.objects import START_ANNOTATION, WORKER_LABEL, Manifest, Settings, dependents, stateful_set
 from everdeck.cluster.operator import Operator
 from everdeck.deck import AsyncDeck
 from everdeck.errors import ClientError, SpecError
@@ -375,6 +375,29 @@ def test_a_pod_that_its_fence_has_left_does_not_wait_for_its_kubelet(
             await api.patch("Lease", "alice", {"spec": {"holderIdentity": ""}})
             assert (await stopping).state is State.STOPPED
             assert await _is_gone(api, "alice-0")
+        finally:
+            await opened.close()
+
+    with_api(scenario)
+
+
+def test_a_pod_of_an_earlier_start_is_replaced(with_api: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller made it from what it had read before: who starts the worker would wait for its word for ever."""
+    monkeypatch.setattr(deck, "START_SECONDS", 5.0)  # there is no kubelet, so nobody says a word
+
+    async def scenario(api: Api) -> None:
+        opened = ClusterDeck(f"kubernetes:{api.namespace}")
+        await opened.open()
+        try:
+            await _pod_with_lease(api, "alice", "n1")
+            await eventually(lambda: [one.node for one in opened.everybody()] == ["n1"], "it is seen")
+            await opened.start("alice")
+            assert "deletionTimestamp" not in (await api.get("Pod", "alice-0"))["metadata"]
+            change = {"spec": {"template": {"metadata": {"annotations": {START_ANNOTATION: "newer"}}}}}
+            await api.patch("StatefulSet", "alice", change)
+            await eventually(lambda: [one.start for one in opened.everybody()] == ["newer"], "it is seen")
+            await opened.start("alice")
+            assert "deletionTimestamp" in (await api.get("Pod", "alice-0"))["metadata"]
         finally:
             await opened.close()
 

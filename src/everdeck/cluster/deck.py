@@ -298,10 +298,10 @@ class ClusterDeck:
             raise WorkerFailed(name, f"{status.crashes} crashes")
         if known.wanted and status.state.is_live:
             return await self._started(name)
+        await self._restamp(name)
         if known.wanted:
             await self._api.delete("Pod", pod_name(name))  # it rests (exited, backoff): a new pod is a new start
             self._background(self._forget(known))
-        await self._restamp(name)
         return await self._scaled_up(name)
 
     async def _start_changed(self, name: WorkerName, spec: WorkerSpec, known: Objects) -> WorkerStatus:
@@ -335,6 +335,16 @@ class ClusterDeck:
             with contextlib.suppress(ClientError):  # another deck did it, or the kubelet will
                 await self._api.delete("Pod", f"{own}-0", uid=uid, force=True)
 
+    async def _end_outdated(self, known: Objects) -> None:
+        """The cluster's controller may not have read yet what we wrote, and make a pod as it was to be before."""
+        assert known.pod is not None  # noqa: S101 - it is the pod that is outdated
+        uid = known.pod["metadata"]["uid"]
+        with contextlib.suppress(Conflict):  # it is another one already
+            await self._api.delete("Pod", known.pod["metadata"]["name"], uid=uid)
+        self._background(self._forget(known))
+        own = object_name(known.name)
+        await self._until(lambda: (now := self._objects_of(own)) is None or not now.outdated, None)
+
     async def _restamp(self, name: WorkerName, kind: str = "") -> None:
         """A new id of a start, so that the report of the last one is not taken for the next one's."""
         start = kind + secrets.token_hex(8)
@@ -364,7 +374,14 @@ class ClusterDeck:
                 return False
             return report.fault is not None or report.status.state is not State.STARTING
 
-        await self._until(settled, START_SECONDS)
+        def outdated() -> bool:
+            objects = self._objects_of(object_name(name))
+            return objects is not None and objects.outdated
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_SECONDS):
+                while await self._until(lambda: outdated() or settled(), None) and outdated():
+                    await self._end_outdated(self.known(name))
         objects = self.known(name)
         if objects.pod is not None and (trouble := trouble_of(objects.pod)) is not None:
             raise SpawnFailed(objects.spec.command[0], 0, trouble)

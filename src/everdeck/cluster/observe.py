@@ -55,6 +55,13 @@ class Objects:
         return left == self.pod["metadata"]["uid"] and not self.lease["spec"].get("holderIdentity")
 
     @property
+    def outdated(self) -> bool:
+        """Was its pod, which is to stay, made for an earlier start than the newest?"""
+        if self.pod is None or self.pod["metadata"].get("deletionTimestamp"):
+            return False
+        return _annotations(self.pod).get(START_ANNOTATION, "") != self.start
+
+    @property
     def start(self) -> str:
         """The id of the newest start that was asked for."""
         template = self.stateful_set["spec"]["template"]
