@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -200,6 +199,8 @@ _OURS: Final = (
 @cache
 def kinds() -> Mapping[str, KindEntry]:
     """Every kind that is installed, by name: ours, then those of other packages."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - thirty modules, for whoever names a kind
+
     found = {entry.name: entry for entry in _OURS}
     for point in entry_points(group=GROUP):
         if point.name not in found:
