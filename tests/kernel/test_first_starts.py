@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from everdeck.kernel import flock, native
+from everdeck.kernel import flock, inotify, native
 from everdeck.kernel import identity as ids
-from everdeck.kernel.birth import Birth, Program
+from everdeck.kernel.birth import Birth
 from support.repo_processes import own_children
 from support.waiting import until
 
@@ -32,15 +32,16 @@ class Deck:
         self.workers = workers
         self.places = (os.open(workers, os.O_RDONLY), os.open(os.devnull, os.O_RDWR))
         self.born: list[native.Made] = []
+        self.ear = inotify.open_inotify()
 
     def start(self, **commands: list[str]) -> list[native.Made]:
         """Start these, by name, in one call."""
-        env = {"PATH": os.environ["PATH"]}
+        path = os.environ["PATH"]
         firsts = [
-            native.First(name, "", b"{}", _MARK, Program(command, env, f"{self.workers}/{name}/data", (0, 0, 0), ()))
+            native.First(name, "", b"{}", _MARK, command, f"{self.workers}/{name}/data", path, [f"PATH={path}"])
             for name, command in commands.items()
         ]
-        starts = native.FirstStarts(self.places, Birth(), firsts)
+        starts = native.FirstStarts(self.places, Birth(), firsts, inotify_fd=self.ear)
         starts.call()
         told = starts.told()
         self.born += [made for made in told if made.step < 0]
@@ -53,7 +54,7 @@ class Deck:
                 os.kill(made.pid, signal.SIGKILL)
             os.waitid(os.P_PIDFD, made.pidfd, os.WEXITED)
             os.close(made.pidfd)
-        for fd in self.places:
+        for fd in (*self.places, self.ear):
             os.close(fd)
 
 
@@ -138,6 +139,20 @@ def test_many_in_one_call_are_who_they_are_said_to_be(deck: Deck) -> None:
     assert len({made.pid for made in told}) == len(told)
     for number, made in enumerate(told):
         assert Path(f"/proc/{made.pid}/cwd").readlink() == deck.workers / f"w{number}" / "data"
+
+
+def test_the_first_write_to_a_log_is_heard_of_whenever_it_comes(deck: Deck) -> None:
+    """The watch was armed before its first instruction, and after the mark; of one that was refused none is left."""
+    said, refused, silent = deck.start(a=["echo", "hello"], b=["no-such-program"], c=["sleep", "100"])
+    log = deck.workers / "a" / "log" / "current"
+    until(lambda: log.read_text() == f"{_MARK}hello\n", "it has said it")
+
+    assert refused.watch == -1
+    assert silent.watch >= 0
+    heard = [one for one in inotify.heard(deck.ear) if one.mask & inotify.MODIFY]
+    assert heard == [inotify.Heard(said.watch, inotify.MODIFY)]
+    watched = Path(f"/proc/self/fdinfo/{deck.ear}").read_text().count("inotify wd:")
+    assert watched == 1, "the silent one's, and no other"
 
 
 def _exchanged(number: int, action: bytes) -> bytes:

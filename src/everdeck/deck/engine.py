@@ -23,7 +23,7 @@ from everdeck import child, disk
 from everdeck.deck import rights
 from everdeck.errors import LimitUnavailable, PortUnavailable, RegistryUnavailable, SpecError, StateDirRefused
 from everdeck.kernel import containment, controllers, credentials, flock, lifeline, native, quotas, spawn
-from everdeck.kernel.birth import Birth, Program
+from everdeck.kernel.birth import Birth
 from everdeck.logs import files as logfiles
 from everdeck.model import Cookie, Identity, Limits, Secret, WorkerName, WorkerSpec
 from everdeck.statedir import DATA, LOCK, LOG, PARTS, PARTS_OF_ALL, QUOTA, SECRETS
@@ -47,6 +47,8 @@ _FIRST_PORT: Final = 20_000  # below the kernel's range for outgoing connections
 _PORTS: Final = 12_000
 _LAST_STANDARD_FD: Final = 2
 _NO_LIMITS: Final = Limits()
+_ITS_OWN: Final = frozenset({child.COOKIE_ENV, child.WORKER_ENV, child.DIR_ENV})
+"""What no two workers have in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class Engine:
         # The owner's environment as it is now: looked up once, because each look decodes (12-18 µs per start).
         self._workers_fd = -1
         self._has_cgroups: bool | None = None
+        self._common: tuple[tuple[str | None, dict[str, str]], str, list[str]] | None = None
         self._passed_through = {key: os.environ[key] for key in PASSED_THROUGH if key in os.environ}
 
     def close(self) -> None:
@@ -251,27 +254,34 @@ class Engine:
         )
 
     def first(
-        self, name: WorkerName, spec: WorkerSpec, cookie: Cookie, port: int | None, note: bytes, last_end: str | None
+        self,
+        name: WorkerName,
+        spec: WorkerSpec,
+        cookie: Cookie,
+        port: int | None,
+        note: bytes,
+        last_end: str | None,
+        at: str,
     ) -> native.First:
-        """Such a start, described."""
-        home = f"{self._workers}/{name}"
-        env = self._environment(name, spec, cookie, port, None, last_end)
-        program = Program(_command_of(spec), env, spec.cwd or f"{home}/{DATA}", (-1, -1, -1), ())
-        mark = logfiles.mark_line(f"started cookie={cookie}").decode()
-        return native.First(name, self._new_cgroup(name), note, mark, program)
+        """Such a start, described; ``at`` is when, as its log tells it."""
+        cwd = spec.cwd or f"{self._workers}/{name}/{DATA}"
+        mark = logfiles.mark_text(f"started cookie={cookie}", at)
+        path, words = self._words_of_environment(name, spec, cookie, port, last_end)
+        return native.First(name, self._new_cgroup(name), note, mark, _command_of(spec), cwd, path, words)
 
-    def first_starts(self, workers: Sequence[native.First], die_locked: int) -> native.FirstStarts:
-        """All of them, made ready to be called in whichever thread."""
+    def first_starts(self, workers: Sequence[native.First], *, inotify_fd: int, die_locked: int) -> native.FirstStarts:
+        """All of them, made ready to be called in whichever thread; ``inotify_fd`` hears of their first writes."""
         if self._workers_fd < 0:
             self._workers_fd = os.open(self._workers, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        return spawn.first_starts((self._workers_fd, self._null_fd), workers, die_locked)
+        places = (self._workers_fd, self._null_fd)
+        return spawn.first_starts(places, workers, inotify_fd=inotify_fd, die_locked=die_locked)
 
     def first_launched(self, first: native.First, made: native.Made) -> tuple[Launched, Identity | None]:
         """What came of one: its process, and who that is if it could be told; or why it was refused."""
         if made.step < 0:
             launched = Launched(made.pidfd, made.pid, None, first.cgroup or None)
             return launched, spawn.identity_of_first(made)
-        error = spawn.error_of(made, first.program.command[0], first.program.cwd)
+        error = spawn.error_of(made, first.command[0], first.cwd)
         logfiles.mark(f"{self._workers}/{first.name}/{LOG}", f"not started: {error}")
         raise error
 
@@ -406,6 +416,22 @@ class Engine:
         if controllers.needed(spec.limits):
             controllers.apply(Path(cgroup), spec.limits)
         return cgroup
+
+    def _words_of_environment(
+        self, name: WorkerName, spec: WorkerSpec, cookie: Cookie, port: int | None, last_end: str | None
+    ) -> tuple[str, list[str]]:
+        """Its PATH, and each ``NAME=value``. What many have in common is put together once."""
+        if spec.inherit_env or spec.health is not None or spec.satellite is not None or port is not None:
+            env = self._environment(name, spec, cookie, port, None, last_end)
+            return env["PATH"], [f"{key}={value}" for key, value in env.items()]
+        if self._common is None or self._common[0] != (last_end, spec.env):
+            env = self._environment(name, spec, cookie, port, None, last_end)
+            common = [f"{key}={value}" for key, value in env.items() if key not in _ITS_OWN]
+            self._common = (last_end, dict(spec.env)), env["PATH"], common
+        _, path, common = self._common
+        words = [f"{child.COOKIE_ENV}={cookie}", f"{child.WORKER_ENV}={name}", *common]
+        words.append(f"{child.DIR_ENV}={self._workers}/{name}")
+        return path, words
 
     def _environment(
         self,

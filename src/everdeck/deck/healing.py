@@ -20,8 +20,9 @@ from everdeck.crashpoints import crash_point
 from everdeck.deck import daemons
 from everdeck.deck import reconcile as rules
 from everdeck.deck.ending import Ending, exit_detail, killed, out_of_memory, pid_of, stop_failed
+from everdeck.deck.outcomes import End
 from everdeck.deck.parts import RETRY_SECONDS, Parts
-from everdeck.deck.starting import End, Starting
+from everdeck.deck.starting import Starting
 from everdeck.deck.worker import Worker
 from everdeck.errors import EverdeckError, KernelError, RegistryError, StopFailed
 from everdeck.kernel import containment, controllers, exits

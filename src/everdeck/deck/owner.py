@@ -58,9 +58,10 @@ from everdeck.deck.observe import (
     status_of,
     was_measured,
 )
+from everdeck.deck.outcomes import Launch
 from everdeck.deck.parts import Parts
 from everdeck.deck.recovery import Recovery
-from everdeck.deck.starting import Launch, Starting, laid_out
+from everdeck.deck.starting import Starting, laid_out
 from everdeck.deck.watch import DeathWatch
 from everdeck.deck.worker import Worker
 from everdeck.errors import (

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -18,17 +17,18 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from everdeck.crashpoints import crash_point, visited, visits_left
+from everdeck.crashpoints import crash_point
 from everdeck.deck import notes, reaching
 from everdeck.deck.crew import Done
 from everdeck.deck.ending import Ending, pid_of
 from everdeck.deck.engine import Engine, Launched, Ready, choose_port, port_is_free
-from everdeck.deck.parts import Parts, Unborn
+from everdeck.deck.firsts import Firsts
+from everdeck.deck.outcomes import End, Launch, Outcomes, last_end, told_end
+from everdeck.deck.parts import Parts
 from everdeck.deck.worker import Worker
 from everdeck.errors import (
     EverdeckError,
     KernelError,
-    LimitUnavailable,
     LockConflict,
     PortUnavailable,
     ProcessGone,
@@ -36,71 +36,17 @@ from everdeck.errors import (
     RegistryError,
     SpecError,
 )
-from everdeck.kernel import containment, controllers, exits, flock, native, spawn
+from everdeck.kernel import containment, exits, flock
 from everdeck.kernel import identity as ids
 from everdeck.kernel.containment import Tree
 from everdeck.kernel.escalation import Subject
-from everdeck.logs import files as logfiles
-from everdeck.model import EventKind, Exited, Identity, Killed, State, UnknownExit, WorkerName, WorkerSpec
-from everdeck.registry import Telling, WorkerRecord
+from everdeck.model import EventKind, Identity, State, WorkerName, WorkerSpec
+from everdeck.registry import WorkerRecord
 from everdeck.registry.store import encoded_spec
 
 _log: Final = logging.getLogger("everdeck.deck")
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """How a worker's last process ended, where the next one is started at once: one commit tells of both.
-
-    With ``same_cgroup`` that commit may come after the spawn: the record of the last process names the cgroup in which
-    the next one is born, and the note beside its lock says which start that is, so an owner that dies in between leaves
-    nobody whom the next one does not find.
-    """
-
-    events: Sequence[tuple[EventKind, dict[str, Any]]]
-    mark: str
-    """For its log, before the mark of the start."""
-    same_cgroup: bool
-    """Nobody was killed through its cgroup, and nothing was counted there: it serves the next one too."""
-
-
-@dataclass(eq=False, slots=True)
-class Launch:
-    """One worker to start, and how its start went."""
-
-    worker: Worker
-    kind: EventKind
-    spec: WorkerSpec
-    before: WorkerRecord
-    """What the record said when the start began; a start that fails goes back to it."""
-    detail: dict[str, Any] = field(default_factory=dict)
-    end: End | None = None
-    """Not recorded yet; none afterwards."""
-    end_mark: str | None = None
-    same_cgroup: bool = False
-    homeless: bool = False
-    """Is its home yet to be made, with everything else in one call?"""
-    is_noted: bool = False
-    """Is its intent in the registry?"""
-    ready: Ready | None = None
-    launched: Launched | None = None
-    identity: Identity | None = None
-    failure: BaseException | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """Some first starts that one call makes."""
-
-    orders: Sequence[Launch]
-    firsts: Sequence[native.First]
-    starts: native.FirstStarts
-    over: "asyncio.Future[None] | None"
-    """None: it is called here."""
-
-
-_IN_ONE_CALL: Final = 16
-"""How many first starts one call makes: each waits for the last of them, and a call is what the crew is given."""
 _MOST_UNDER_WAY: Final = 4
 """How many starts may wait for the crew: each has its log and its lock open meanwhile, and others get the loop only
 when they are over. The crew needs no more than the next one to be always at work."""
@@ -116,6 +62,10 @@ class Starting:
     def __init__(self, parts: Parts, ending: Ending) -> None:
         self._parts = parts
         self._ending = ending
+        self._outcomes = Outcomes(parts, ending)
+        self._firsts = Firsts(parts, self._outcomes)
+        self.tend = self._outcomes.tend
+        self.bind = self._outcomes.bind
 
     async def launch(
         self,
@@ -151,7 +101,7 @@ class Starting:
         crash_point("start.intent-recorded")
         first = [order for order in orders if order.homeless and order.failure is None]
         alone = len(orders) == 1
-        interrupted = await self._launch_first(first, alone=alone) if first else None
+        interrupted = await self._firsts.launch(first, alone=alone) if first else None
         orders = [order for order in orders if order.launched is None and order.failure is None]
         spawned: list[Launch] = []
         under_way, done = 0, Done()
@@ -162,7 +112,7 @@ class Starting:
             if spawned and interrupted is None and monotonic() - begin > _AWAY_SECONDS:
                 # Nobody is born that the loop does not know of while others have it.
                 under_way = self._taken(done, under_way, spawned)
-                await self._settle(spawned)
+                await self._outcomes.settle(spawned)
                 spawned = []
                 interrupted = await _others_go_first()
                 begin = monotonic()
@@ -177,83 +127,11 @@ class Starting:
             elif order.launched is not None:
                 spawned.append(order)
             elif order.failure is not None:
-                self._back_to_rest(order)
+                self._outcomes.back_to_rest(order)
             interrupted = None if order.failure is None or isinstance(order.failure, Exception) else order.failure
             under_way = self._taken(done, under_way, spawned, most=_MOST_UNDER_WAY - 1)
         self._taken(done, under_way, spawned)
-        await self._settle(spawned)
-
-    async def _launch_first(self, orders: Sequence[Launch], *, alone: bool) -> BaseException | None:
-        """Start those that have no home yet, some in each call; others have the loop while the crew is at work.
-
-        Those that one call cannot start are left to the steps. Tells if we were cancelled meanwhile.
-        """
-        engine, crew = self._parts.engine, self._parts.midwives
-        interrupted: BaseException | None = None
-        calls: list[_Call] = []
-        locked, deadly = 0, visits_left("start.locked")
-        for begin in range(0, len(orders), _IN_ONE_CALL):
-            described = [(order, await self._described(order)) for order in orders[begin : begin + _IN_ONE_CALL]]
-            some = [order for order, first in described if first is not None]
-            firsts = [first for _, first in described if first is not None]
-            if not some:
-                continue
-            try:
-                starts = engine.first_starts(firsts, max(deadly - locked, 0))
-            except (native.Refused, OSError, ValueError):  # the steps say what is wrong with it
-                continue
-            locked += len(some)
-            if not alone:  # others have the loop meanwhile, and may hear from them
-                for first in firsts:
-                    self._parts.unborn[first.name] = Unborn(first.cgroup or None)
-            calls.append(_Call(some, firsts, starts, None if alone else crew.begin(starts.call)))
-        for call in calls:
-            if call.over is None:
-                call.starts.call()
-            else:
-                interrupted = await crew.outlasted(call.over) or interrupted
-            visited("start.locked", len(call.orders))
-            await self._settle(self._taken_first(call))
-            for order in call.orders:
-                unborn = self._parts.unborn.pop(order.worker.name, None)
-                if unborn is not None and unborn.said and order.failure is None:
-                    self._parts.heard_early(order.worker.name, unborn.said)
-        return interrupted
-
-    async def _described(self, order: Launch) -> native.First | None:
-        """A first start as one call needs it; None: it cannot be one, or failed."""
-        parts, worker, spec = self._parts, order.worker, order.spec
-        intent = worker.record
-        try:
-            paths = reaching.to_ask_about(spec.command, spec.cwd) if spec.command else []
-            if paths and not await reaching.reached(paths, spec.command[0]):
-                return None
-            note = notes.content(intent.cookie, intent.spec_json)
-            last_end = _last_end(worker, order.before)
-            return parts.engine.first(intent.name, spec, intent.cookie, intent.port, note, last_end)
-        except BaseException as err:  # noqa: BLE001 - told through the order
-            order.failure = err
-            self._back_to_rest(order)
-            return None
-
-    def _taken_first(self, call: "_Call") -> list[Launch]:
-        """Those that were spawned; those that were refused go back to rest, and those that need steps are left."""
-        spawned: list[Launch] = []
-        try:
-            told = call.starts.told()
-        except native.Refused:  # nothing was begun
-            return spawned
-        for order, first, made in zip(call.orders, call.firsts, told, strict=True):
-            if made.step >= 0 and not spawn.is_refusal(made):
-                continue
-            try:
-                order.launched, order.identity = self._parts.engine.first_launched(first, made)
-                crash_point("start.spawned")
-                spawned.append(order)
-            except EverdeckError as err:
-                order.failure = err
-                self._back_to_rest(order)
-        return spawned
+        await self._outcomes.settle(spawned)
 
     def _taken(self, done: Done, under_way: int, spawned: list[Launch], most: int = 0) -> int:
         """Take what the crew has done; wait until it has at most so many left, and tell how many."""
@@ -274,34 +152,7 @@ class Starting:
         if order.launched is not None:
             spawned.append(order)
         else:
-            self._back_to_rest(order)
-
-    async def _settle(self, spawned: Sequence[Launch]) -> None:
-        """Identify and record those that were spawned, in one commit, and tend them; end those where that fails."""
-        launched: list[Launch] = []
-        for order in spawned:
-            if order.failure is None and order.launched is not None and order.identity is None:
-                try:
-                    order.identity = self._parts.engine.identify(order.launched)
-                except BaseException as err:  # noqa: BLE001 - told through the order
-                    order.failure = err
-            if order.failure is None:
-                launched.append(order)
-            else:  # it cannot be identified, or we were interrupted right after its spawn
-                await self._abandon([order], order.failure)
-        if not launched:
-            return
-        try:
-            self._record(launched)
-        except BaseException as err:  # noqa: BLE001 - told through the orders
-            await self._abandon(launched, err)
-            return
-        crash_point("start.recorded")
-        for order in launched:
-            if order.spec.lifetime == "bound":
-                self.bind(order.worker, order.spec)
-                crash_point("start.bound")
-            self.tend(order.worker, order.spec, fresh=True, is_new=order.homeless)
+            self._outcomes.back_to_rest(order)
 
     def _intend(self, orders: Sequence[Launch]) -> None:
         """Commit that these will run, and under which cookies."""
@@ -343,7 +194,7 @@ class Starting:
             if order.failure is not None and order.end is not None:  # there is no start to tell of it with
                 self._parts.note([(order.worker, order.before, order.end.events)])
                 order.end = None
-                self._mark_end(order)
+                self._outcomes.mark_end(order)
 
     def _commit(self, intents: Sequence[tuple[Launch, WorkerRecord]]) -> None:
         registry = self._parts.registry
@@ -353,7 +204,7 @@ class Starting:
             elif intents:
                 with registry.transaction():
                     registry.save_all(intent for _, intent in intents)
-                    self._parts.events.pass_on_all([told for order, _ in intents for told in _told_end(order)])
+                    self._parts.events.pass_on_all([told for order, _ in intents for told in told_end(order)])
         except BaseException as err:  # noqa: BLE001 - told through the orders
             for order, _ in intents:
                 order.failure = err
@@ -361,12 +212,6 @@ class Starting:
         for order, intent in intents:
             order.worker.record = intent
             order.is_noted, order.end = True, None
-
-    def _mark_end(self, order: Launch) -> None:
-        """Its log is told of the end before without the start that should have followed."""
-        if order.end_mark is not None:
-            logfiles.mark(self._parts.engine.log_text(order.worker.record.name), order.end_mark)
-            order.end_mark = None
 
     async def _make_ready(self, order: Launch) -> BaseException | None:
         """As :meth:`_locked_and_ready`; whatever goes wrong is this order's and told as a value."""
@@ -399,13 +244,13 @@ class Starting:
                 self._record_intent(order)
             if spec.lifetime == "bound":
                 # Before it runs: a guardian that knows the cookie ends it though we die before we know its pid.
-                self.bind(worker, spec)
+                self._outcomes.bind(worker, spec)
                 crash_point("start.guarded")
             end_mark, order.end_mark = order.end_mark, None
             make_ready = partial(
                 parts.engine.make_ready,
                 *(intent.name, spec, intent.cookie, intent.port, lock_fd),
-                last_end=_last_end(worker, order.before),
+                last_end=last_end(worker, order.before),
                 end_mark=end_mark,
                 same_cgroup=order.same_cgroup,
                 may_hang=may_hang,
@@ -428,91 +273,8 @@ class Starting:
         if order.end is not None:
             with self._parts.registry.transaction():
                 self._parts.registry.save(order.worker.record)
-                self._parts.events.pass_on_all(_told_end(order))
+                self._parts.events.pass_on_all(told_end(order))
             order.is_noted, order.end = True, None
-
-    def _record(self, launched: Sequence[Launch]) -> None:
-        """Commit whom we started, together with the events that tell of it."""
-        parts = self._parts
-        now = parts.clock.wall()
-        running: list[WorkerRecord] = []
-        told: list[Telling] = []
-        for order in launched:
-            assert order.identity is not None  # noqa: S101 - the caller chose those
-            record = order.worker.record
-            record = replace(
-                record,
-                phase=State.RUNNING,
-                identity=order.identity,
-                cgroup=_born_in(order.launched),
-                started_at=now,
-                restarts=record.restarts + (order.kind is EventKind.RESTARTED),
-            )
-            told += _told_end(order)
-            told.append((record.name, order.kind, {"pid": order.identity.pid, **order.detail}))
-            running.append(record)
-        with parts.registry.transaction():
-            if all(order.is_noted for order in launched):
-                parts.registry.save_started(running)
-            else:
-                parts.registry.save_all(running)
-            parts.events.pass_on_all(told)
-        for order, record in zip(launched, running, strict=True):
-            assert order.launched is not None  # noqa: S101
-            order.end = None
-            worker = order.worker
-            worker.record = record
-            worker.pidfd = order.launched.pidfd
-            worker.is_child = True
-            worker.lifeline = order.launched.lifeline
-        parts.events.wake()
-
-    def tend(self, worker: Worker, spec: WorkerSpec, *, fresh: bool, is_new: bool = False) -> None:
-        """From now on: hear of its death, keep its log, ask for its health, contain it."""
-        parts = self._parts
-        if worker.pidfd is None:
-            return
-        name = worker.record.name
-        parts.watch.ended(worker.pidfd, worker.died)
-        if fresh:
-            parts.logs.watch(name, parts.engine.log_text(name), spec.log, is_new=is_new)
-        else:  # one of many: whoever waits for the deck does not wait for this
-            parts.logs.watch_soon(name, parts.engine.log_text(name), spec.log)
-        if spec.health is not None:
-            worker.awaits_ready = not worker.record.ready
-            parts.health.watch(
-                name,
-                spec.health,
-                port=worker.record.port,
-                env=spec.env,
-                cwd=spec.cwd or f"{parts.engine.home(name)}/data",
-                already_ready=worker.record.ready,
-                heard_by_another=not fresh and not parts.same_ear,
-                born=lambda: parts.engine.born_beside(
-                    worker.record.name, spec, worker.record.cgroup, worker.record.port
-                ),
-            )
-        if worker.record.cgroup is not None and controllers.needed(spec.limits):
-            self._keep_limits(worker, worker.record.cgroup, spec, fresh=fresh)
-        if worker.record.cgroup is None:
-            cgroup = parts.engine.cgroup_path(name)
-            if cgroup is not None:
-                parts.gatherer.gather(worker.tree(), containment.joined_later(cgroup))
-
-    def _keep_limits(self, worker: Worker, cgroup: str, spec: WorkerSpec, *, fresh: bool) -> None:
-        """Between two daemons of a systemd unit the controllers may have been disabled, and the limits with them."""
-        if not fresh:
-            try:
-                controllers.apply(Path(cgroup), spec.limits)
-            except LimitUnavailable as err:
-                _log.warning("worker %r was adopted, and its limits do not hold any more: %s", worker.name, err)
-                worker.record = replace(worker.record, reason=f"its limits do not hold any more: {err}")
-        if spec.limits.memory_bytes is not None:
-            self._parts.memory.watch(worker.name, cgroup)
-
-    def bind(self, worker: Worker, spec: WorkerSpec) -> None:
-        """Let the guardian know whom to end when we die."""
-        self._parts.guardian.bind(worker.tree(), spec.stop.signal_number, spec.stop.grace_seconds)
 
     # --- the lock -----------------------------------------------------------------------------------------------
 
@@ -581,44 +343,6 @@ class Starting:
 
     # --- a start that failed ------------------------------------------------------------------------------------
 
-    async def _abandon(self, orders: Sequence[Launch], failure: BaseException) -> None:
-        """They run but could not be recorded: end them, or the next owner would find workers that nobody noted."""
-        subjects = []
-        for order in orders:
-            order.failure = failure
-            if order.launched is not None:
-                worker = order.worker
-                tree = Tree(worker.name, worker.record.cookie, worker.lock_path, order.identity)
-                subjects.append(Subject(tree, order.launched.pidfd, signal.SIGKILL, 0))
-        try:
-            await self._ending.end_trees(subjects)
-        finally:
-            for order in orders:
-                if order.launched is not None:
-                    exits.reap_child(order.launched.pidfd)
-                    os.close(order.launched.pidfd)
-                    if order.launched.lifeline is not None:
-                        order.launched.lifeline.close()
-                    order.launched = None
-                self._back_to_rest(order)
-
-    def _back_to_rest(self, order: Launch) -> None:
-        """Note that nothing runs. The record keeps what it said before, with nobody alive in it."""
-        self._mark_end(order)
-        if order.spec.lifetime == "bound":
-            self._parts.guardian.unbind(order.worker.name)
-        before = order.before
-        phase = State.STOPPED if before.phase.is_live else before.phase
-        resting = replace(before, phase=phase, identity=None, cgroup=None)
-        order.worker.record = resting
-        if order.end is not None:
-            self._parts.note([(order.worker, resting, order.end.events)])
-            order.end = None
-        else:
-            with contextlib.suppress(RegistryError):
-                self._parts.registry.save(resting)
-        crash_point("start.failed")
-
     # --- taking over --------------------------------------------------------------------------------------------
 
     def adopt(self, workers: list[Worker], recorded: Mapping[WorkerName, WorkerRecord]) -> None:
@@ -641,8 +365,8 @@ class Starting:
             if record.proxy_lock:
                 worker.proxy_lock_fd = parts.engine.take_lock(record.name)
             if spec.lifetime == "bound":
-                self.bind(worker, spec)
-            self.tend(worker, spec, fresh=False)
+                self._outcomes.bind(worker, spec)
+            self._outcomes.tend(worker, spec, fresh=False)
         parts.events.wake()
 
     def adopt_stranger(self, name: WorkerName, pid: int, fields: dict[str, Any]) -> Worker:
@@ -728,17 +452,6 @@ def _is_led_to(order: Launch) -> bool:
 def _refuse_broken(order: Launch) -> None:
     if order.spec is order.before.spec and order.before.broken is not None:
         raise RecordBroken(order.worker.name, order.before.broken)
-
-
-def _told_end(order: Launch) -> list[Telling]:
-    """What is to be told of the end that led to this start, if it is not recorded yet."""
-    if order.end is None:
-        return []
-    return [(order.worker.name, kind, detail) for kind, detail in order.end.events]
-
-
-def _born_in(launched: Launched | None) -> str | None:
-    return None if launched is None else launched.cgroup
 
 
 async def _others_go_first() -> BaseException | None:
@@ -827,21 +540,3 @@ def _one_account(pid: int, account: set[int]) -> str:
         raise SpecError("pid", pid, f"a process of one account that we may start programs as (it is of uid {told})")
     (uid,) = account
     return str(uid)
-
-
-def _last_end(worker: Worker, before: WorkerRecord) -> str | None:
-    """What a worker is told of its last end: who caused it decides whether its feed blames a message for it."""
-    if worker.ended_ill:
-        worker.ended_ill = False
-        return "hung"
-    match before.exit:
-        case _ if before.phase in {State.STOPPED, State.STOPPING, State.RUNNING, State.STARTING}:
-            return "ordered"
-        case Killed():
-            return f"killed {before.exit.signal}"
-        case Exited():
-            return f"exited {before.exit.code}"
-        case UnknownExit():
-            return "unknown"
-        case None:
-            return None

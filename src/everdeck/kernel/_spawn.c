@@ -25,12 +25,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/inotify.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define NO_CLONE3 435
@@ -46,6 +48,7 @@
 #define LOOK_MILLISECONDS 50
 #define STACK_BYTES 65536
 #define LAST_SIGNAL 64
+#define NANOSECONDS 1000000000LL
 #define CLEARED_HANDLERS 0x100000000ULL /* CLONE_CLEAR_SIGHAND, Linux 5.5 */
 #define CLEARED_NUMBER 0x00200000ULL    /* CLONE_CHILD_CLEARTID */
 #define FUTEX_OF_ALL 0                  /* FUTEX_WAIT; not the private kind, which the kernel does not wake here */
@@ -431,18 +434,22 @@ int everdeck_start(const struct order *order, struct answer *answer)
  */
 
 struct batch {
-    char *texts;     /* for each worker, each ended by a NUL: name, cgroup (may be empty), working directory, note, mark;
+    char *texts;     /* for each worker, each ended by a NUL: name, cgroup (may be empty), working directory, mark;
                         programs, arguments, environment */
+    char *notes;     /* for each worker, ended by a NUL */
     const int32_t *counts; /* for each worker: programs, arguments, environment */
     int64_t open_files_soft;
     int32_t count, workers_fd, null_fd, umask;
     int32_t die_locked; /* a test's: end this process when so many locks were taken; 0: never */
+    int32_t inotify_fd; /* hears of the first write to each log after its mark; -1: nobody does */
 };
 
 struct made {
     int64_t start_ticks; /* -1: it has to be asked for */
     uint64_t pidfd_inode;
     int32_t pid, pidfd, step, error;
+    int32_t watch; /* of its log, before its first instruction; -1: none */
+    int32_t unused;
 };
 
 struct plain_birth {
@@ -554,8 +561,10 @@ static int write_whole(int fd, const char *text)
 
 /* Its directories, its lock, which is taken, its note and its log with the mark of its start. New names only: whatever
  * is there already is Python's to judge. */
-static int made_home(struct batch *batch, struct plain_birth *birth, const char *name, const char *note, const char *mark)
+static int made_home(struct batch *batch, struct under_way *slot, const char *name, const char *note, const char *mark)
 {
+    struct plain_birth *birth = &slot->birth;
+    char log[32];
     int home, note_fd;
     if (mkdirat(batch->workers_fd, name, 0700) < 0)
         return -1;
@@ -581,6 +590,10 @@ static int made_home(struct batch *batch, struct plain_birth *birth, const char 
         goto failed;
     int lost = write_whole(birth->log_fd, mark); /* a full disk loses the mark and nothing else */
     (void)lost;
+    if (batch->inotify_fd >= 0) {
+        snprintf(log, sizeof log, "/proc/self/fd/%d", birth->log_fd);
+        slot->made->watch = inotify_add_watch(batch->inotify_fd, log, IN_MODIFY | IN_ONESHOT);
+    }
     close(home);
     return 0;
 failed:;
@@ -600,7 +613,25 @@ static int made_cgroup(struct under_way *slot, const char *cgroup)
     return slot->cgroup_fd < 0 ? -1 : 0;
 }
 
-/* When it began, by /proc: at once after the clone, because during its exec a reader has to wait. */
+/* Since the machine booted, as the kernel stamps a process that is born. */
+static int64_t boot_nanoseconds(void)
+{
+    struct timespec now;
+    return clock_gettime(CLOCK_BOOTTIME, &now) == 0 ? now.tv_sec * NANOSECONDS + now.tv_nsec : -1;
+}
+
+/* When it began, in the ticks of /proc, by the clock before and after: -1 if a tick ended in between, or nearly. */
+static int64_t ticks_within(int64_t before, int64_t after)
+{
+    static const int64_t apart = 1000; /* more than two ways to read one clock differ */
+    long per_second = sysconf(_SC_CLK_TCK);
+    if (before < 0 || after < 0 || per_second <= 0 || NANOSECONDS % per_second != 0)
+        return -1;
+    int64_t first = (before - apart) / (NANOSECONDS / per_second), last = (after + apart) / (NANOSECONDS / per_second);
+    return first == last ? first : -1;
+}
+
+/* The same by /proc: at once after the clone, because during its exec a reader has to wait. */
 static int64_t start_ticks_of(int pid, int pidfd)
 {
     char path[32], text[1024], *at;
@@ -638,7 +669,9 @@ static void begin_birth(struct under_way *slot)
     slot->alive = 1;
     /* No handler of ours may run in the child: it would be in our memory. */
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, 8);
+    int64_t began = boot_nanoseconds();
     long pid = born(&arguments, be_born_plainly, birth);
+    int64_t ended = boot_nanoseconds();
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, 8);
     if (pid < 0) {
         slot->alive = 0;
@@ -648,12 +681,14 @@ static void begin_birth(struct under_way *slot)
     }
     slot->made->pid = (int32_t)pid;
     slot->made->pidfd = slot->pidfd = out_of_the_way(slot->pidfd);
-    slot->made->start_ticks = start_ticks_of((int)pid, slot->pidfd);
+    slot->made->start_ticks = ticks_within(began, ended);
+    if (slot->made->start_ticks < 0)
+        slot->made->start_ticks = start_ticks_of((int)pid, slot->pidfd);
     slot->made->pidfd_inode = fstat(slot->pidfd, &facts) == 0 ? (uint64_t)facts.st_ino : 0;
 }
 
 /* Wait for its exec, or for its end without one. */
-static void end_birth(struct under_way *slot)
+static void end_birth(struct batch *batch, struct under_way *slot)
 {
     struct plain_birth *birth = &slot->birth;
     struct made *made = slot->made;
@@ -670,6 +705,10 @@ static void end_birth(struct under_way *slot)
         made->error = birth->error;
         made->pid = made->pidfd = -1;
     }
+    if (made->step >= 0 && made->watch >= 0) {
+        inotify_rm_watch(batch->inotify_fd, made->watch);
+        made->watch = -1;
+    }
     if (slot->cgroup_fd >= 0)
         close(slot->cgroup_fd);
     if (birth->log_fd >= 0)
@@ -681,15 +720,16 @@ static void end_birth(struct under_way *slot)
     slot->made = NULL;
 }
 
-static void begin_start(struct batch *batch, int32_t index, char **texts, struct under_way *slot, struct made *made,
-                        const unsigned char *ignored)
+static void begin_start(struct batch *batch, int32_t index, char **texts, char **notes, struct under_way *slot,
+                        struct made *made, const unsigned char *ignored)
 {
     const int32_t *counts = batch->counts + 3 * index;
-    char *words[5], **to;
+    char *words[4], *note = *notes, **to;
     int32_t total = counts[0] + counts[1] + counts[2];
-    for (int i = 0; i < 5; i++, *texts += strlen(*texts) + 1)
+    for (int i = 0; i < 4; i++, *texts += strlen(*texts) + 1)
         words[i] = *texts;
-    *made = (struct made){-1, 0, -1, -1, -1, 0};
+    *notes += strlen(note) + 1;
+    *made = (struct made){-1, 0, -1, -1, -1, 0, -1, 0};
     slot->made = made;
     slot->cgroup_fd = slot->pidfd = -1;
     slot->alive = 0;
@@ -709,7 +749,7 @@ static void begin_start(struct batch *batch, int32_t index, char **texts, struct
     to = slot->birth.argv = listed(to, texts, counts[0]);
     to = slot->birth.envp = listed(to, texts, counts[1]);
     listed(to, texts, counts[2]);
-    if (made_home(batch, &slot->birth, words[0], words[3], words[4]) < 0 || made_cgroup(slot, words[1]) < 0) {
+    if (made_home(batch, slot, words[0], note, words[3]) < 0 || made_cgroup(slot, words[1]) < 0) {
         made->step = HOME;
         made->error = errno;
     } else {
@@ -724,7 +764,7 @@ int everdeck_start_first(struct batch *batch, struct made *made)
 {
     struct under_way *slots = calloc(MOST_UNDER_WAY, sizeof *slots);
     unsigned char ignored[LAST_SIGNAL + 1] = {0};
-    char *texts = batch->texts;
+    char *texts = batch->texts, *notes = batch->notes;
     if (!slots)
         return -1;
     for (int number = 1; number <= LAST_SIGNAL; number++) {
@@ -737,11 +777,11 @@ int everdeck_start_first(struct batch *batch, struct made *made)
     }
     for (int32_t i = 0; i < batch->count; i++) {
         struct under_way *slot = &slots[i % MOST_UNDER_WAY];
-        end_birth(slot);
-        begin_start(batch, i, &texts, slot, &made[i], ignored);
+        end_birth(batch, slot);
+        begin_start(batch, i, &texts, &notes, slot, &made[i], ignored);
     }
     for (int32_t i = 0; i < MOST_UNDER_WAY; i++)
-        end_birth(&slots[(batch->count + i) % MOST_UNDER_WAY]);
+        end_birth(batch, &slots[(batch->count + i) % MOST_UNDER_WAY]);
     free(slots);
     return 0;
 }

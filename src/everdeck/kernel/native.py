@@ -110,8 +110,12 @@ class First(NamedTuple):
     note: bytes
     mark: str
     """The first line of its log."""
-    program: Program
-    """Without descriptors: it has nothing, its log and its lock."""
+    command: Sequence[str]
+    cwd: str
+    path: str
+    """Where its program is looked for, if its name is no path."""
+    env: Sequence[str]
+    """``NAME=value``, each."""
 
 
 class Made(NamedTuple):
@@ -124,6 +128,8 @@ class Made(NamedTuple):
     pidfd: int
     step: int
     error: int
+    watch: int
+    """Of its log, armed before its first instruction; below 0: none."""
 
 
 class FirstStarts:
@@ -131,22 +137,33 @@ class FirstStarts:
 
     __slots__ = ("_batch", "_call", "_failed", "_made")
 
-    def __init__(self, places: tuple[int, int], birth: Birth, workers: Sequence[First], die_locked: int = 0) -> None:
-        """``places`` are the directory of all homes and /dev/null, open; of ``birth`` only what all share counts."""
+    def __init__(
+        self,
+        places: tuple[int, int],
+        birth: Birth,
+        workers: Sequence[First],
+        *,
+        inotify_fd: int = _AS_IT_IS,
+        die_locked: int = 0,
+    ) -> None:
+        """``places`` are the directory of all homes and /dev/null, open; of ``birth`` only what all share counts.
+
+        ``inotify_fd`` hears of the first write to each log, once (see :attr:`Made.watch`).
+        """
         library = _library()
         if library is None:
             raise Refused("clone", errno.ENOSYS)
         counts: list[int] = []
-        pieces: list[bytes] = []
-        for name, cgroup, note, mark, program in workers:
-            programs = candidates(program.command[0], program.env)
-            words = [mark, *programs, *program.command, *[f"{key}={value}" for key, value in program.env.items()]]
-            pieces += (_in_one_piece([name, cgroup, program.cwd]), note, _in_one_piece(words))
-            counts += (len(programs), len(program.command), len(program.env))
+        words: list[str] = []
+        for name, cgroup, _, mark, command, cwd, path, env in workers:
+            programs = _programs(command[0], path)
+            words += (name, cgroup, cwd, mark, *programs, *command, *env)
+            counts += (len(programs), len(command), len(env))
         workers_fd, null_fd = places
         self._call = library.everdeck_start_first
         self._batch = _Batch(
-            texts=b"\0".join(pieces),
+            texts=_in_one_piece(words),
+            notes=b"\0".join([worker.note for worker in workers]),
             counts=(ctypes.c_int32 * len(counts))(*counts),
             open_files_soft=_given(birth.open_files_soft),
             count=len(workers),
@@ -154,6 +171,7 @@ class FirstStarts:
             null_fd=null_fd,
             umask=_given(birth.umask),
             die_locked=die_locked,
+            inotify_fd=inotify_fd,
         )
         self._made = ctypes.create_string_buffer(_MADE.size * len(workers))
         self._failed = 1
@@ -166,7 +184,7 @@ class FirstStarts:
         """What came of each, in the same order; :class:`Refused` if there was no call, or it began nothing."""
         if self._failed:
             raise Refused("clone", errno.ENOMEM)
-        return [Made(*one) for one in _MADE.iter_unpack(self._made)]
+        return [Made._make(one) for one in _MADE.iter_unpack(self._made)]
 
 
 def allow_paths(ruleset_fd: int, paths: Sequence[bytes], access: int, of_a_file: int) -> bool:
@@ -214,6 +232,7 @@ class _Order(ctypes.Structure):
 class _Batch(ctypes.Structure):
     _fields_ = (
         ("texts", ctypes.c_char_p),
+        ("notes", ctypes.c_char_p),
         ("counts", ctypes.POINTER(ctypes.c_int32)),
         ("open_files_soft", ctypes.c_int64),
         ("count", ctypes.c_int32),
@@ -221,10 +240,11 @@ class _Batch(ctypes.Structure):
         ("null_fd", ctypes.c_int32),
         ("umask", ctypes.c_int32),
         ("die_locked", ctypes.c_int32),
+        ("inotify_fd", ctypes.c_int32),
     )
 
 
-_MADE: Final = struct.Struct("@qQiiii")
+_MADE: Final = struct.Struct("@qQiiiii4x")
 
 
 class _Answer(ctypes.Structure):
@@ -290,9 +310,13 @@ def texts(words: Sequence[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
 
 def candidates(program: str, env: Mapping[str, str]) -> list[str]:
     """Where execvp would look, by the PATH that the program will have."""
+    return [program] if "/" in program else [f"{folder}/{program}" for folder in os.get_exec_path(dict(env))]
+
+
+def _programs(program: str, path: str) -> list[str]:
     if "/" in program:
         return [program]
-    return [f"{folder}/{program}" for folder in os.get_exec_path(dict(env))]
+    return [f"{folder}/{program}" for folder in path.split(os.pathsep)]
 
 
 @cache

@@ -202,11 +202,12 @@ class Start:
         return Child(pidfd, pid, in_cgroup=birth.cgroup is not None)
 
 
-def first_starts(places: tuple[int, int], workers: Sequence[native.First], die_locked: int = 0) -> native.FirstStarts:
+def first_starts(
+    places: tuple[int, int], workers: Sequence[native.First], *, inotify_fd: int, die_locked: int
+) -> native.FirstStarts:
     """Workers that have no home yet, made ready; they get what a worker of this process gets."""
-    return native.FirstStarts(
-        places, Birth(umask=_workers_umask, open_files_soft=_workers_open_files), workers, die_locked
-    )
+    birth = Birth(umask=_workers_umask, open_files_soft=_workers_open_files)
+    return native.FirstStarts(places, birth, workers, inotify_fd=inotify_fd, die_locked=die_locked)
 
 
 def identity_of_first(made: native.Made) -> Identity | None:

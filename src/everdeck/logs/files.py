@@ -127,8 +127,17 @@ def mark(log_dir: Path | str, *texts: str, fd: int | None = None) -> None:
 
 def mark_line(text: str) -> bytes:
     """One line of ours, as :func:`mark` writes it."""
-    at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return f"{MARK}{at} {' '.join(text.split())} ---\n".encode()
+    return mark_text(text, time_of_mark()).encode()
+
+
+def mark_text(text: str, at: str) -> str:
+    """The same, made at a time that is known already."""
+    return f"{MARK}{at} {' '.join(text.split())} ---\n"
+
+
+def time_of_mark() -> str:
+    """Now, as marks tell it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def recover(log_dir: Path) -> None:

@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from everdeck.clock import Clock
 from everdeck.kernel import inotify
@@ -143,6 +143,13 @@ async def bundles(
 # --- keeping logs within their size -----------------------------------------------------------------------------
 
 
+class Armed(NamedTuple):
+    """A watch for one write to a log, and where the log ended when it was armed."""
+
+    watch: int
+    position: int
+
+
 class LogKeeper:
     """Rotates the logs of all workers of a deck, woken by what they write.
 
@@ -170,6 +177,8 @@ class LogKeeper:
         self._logs: dict[str, _Watched] = {}
         self._soon: dict[str, tuple[Path | str, Log]] = {}
         self._armed: dict[int, _Watched] = {}
+        self._expected = 0
+        self._early: set[int] = set()  # watches that were heard of before they were known
         self._unwatched: dict[_Watched, None] = {}
         self._unwatched_timer: asyncio.TimerHandle | None = None
         self._poked_at = 0.0
@@ -205,13 +214,28 @@ class LogKeeper:
         if self._soon and self._loop is not None:
             self._loop.call_soon(self._watch_some)
 
-    def watch(self, name: str, log_dir: Path | str, policy: Log, *, is_new: bool = False) -> None:
+    @property
+    def inotify_fd(self) -> int:
+        """Where whoever makes a log may arm a watch for its first write; below 0: there is none."""
+        return self._inotify
+
+    def expect(self, more: int) -> None:
+        """So many more watches are being armed elsewhere, or fewer; one may be heard of before it is known here."""
+        self._expected += more
+        if self._expected <= 0:
+            self._early.clear()
+
+    def watch(self, name: str, log_dir: Path | str, policy: Log, armed: Armed | None = None) -> None:
         """Keep the log of ``name`` within ``policy`` from now on; also one written by a worker of an earlier owner.
 
-        In the directory of one that ``is_new`` nobody can have left a rotation half done.
+        Of a log that was made just now the watch may be ``armed`` already: nobody has written to it before that.
         """
         self.unwatch(name)
-        self._watch(name, _Watched(name, str(log_dir), policy), is_new=is_new)
+        watched = _Watched(name, str(log_dir), policy)
+        if armed is None or policy.max_age_seconds:
+            self._watch(name, watched)
+        else:
+            self._watch_armed(name, watched, armed)
         if policy.split_stderr:
             self._watch(_stderr(name), _Watched(name, f"{log_dir}/{STDERR}", policy))
 
@@ -258,7 +282,18 @@ class LogKeeper:
 
     # -- hearing
 
-    def _watch(self, key: str, watched: "_Watched", *, is_new: bool = False) -> None:
+    def _watch_armed(self, key: str, watched: "_Watched", armed: Armed) -> None:
+        self._logs[key] = watched
+        watched.watch, watched.position = armed
+        watched.looked_at = self._now() - _SLOW_LOOK_SECONDS
+        if armed.watch in self._early:
+            self._early.discard(armed.watch)
+            watched.watch = -1
+            self._look(watched, woken=True)
+        else:
+            self._armed[armed.watch] = watched
+
+    def _watch(self, key: str, watched: "_Watched") -> None:
         self._logs[key] = watched
         found = watched.stat()
         if found is None:
@@ -267,7 +302,7 @@ class LogKeeper:
         watched.position = found.st_size
         # As if after a silence: the first line of a worker may be the first of many.
         watched.looked_at = self._now() - _SLOW_LOOK_SECONDS
-        if not is_new and os.path.exists(f"{watched.log_dir}/{BUSY}"):  # noqa: PTH110 - at ten thousand workers
+        if os.path.exists(f"{watched.log_dir}/{BUSY}"):  # noqa: PTH110 - at ten thousand workers
             self._rotate(watched)
         # Holes do not count: what is allocated tells whether it is worth a look, and the look is exact.
         elif min(found.st_size, found.st_blocks * 512) >= watched.policy.max_bytes or watched.policy.max_age_seconds:
@@ -311,6 +346,8 @@ class LogKeeper:
             if watched_or_none is not None:
                 watched_or_none.watch = -1
                 self._look(watched_or_none, woken=True)
+            elif self._expected > 0 and mask & inotify.MODIFY:
+                self._early.add(watch)
         self.poke()
 
     # -- looking
