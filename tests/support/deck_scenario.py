@@ -116,7 +116,7 @@ async def replaced(state: str, mark: str, _stranger: int) -> None:
         say("done")
 
 
-PLAIN = 20
+PLAIN = 40
 """More than one call of the C side starts."""
 
 
