@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -124,7 +123,7 @@ def _emptied(folder: int, top: int, refused: list[OSError]) -> list[str]:
                 os.unlink(name, dir_fd=folder)
                 continue
             _open_up(name, folder)
-            aside = secrets.token_hex(16)  # nobody can have put something there
+            aside = os.urandom(16).hex()  # nobody can have put something there
             os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=top)
             moved.append(aside)
     return moved

@@ -8,7 +8,6 @@ whatever keys it may hold, is not passed on.
 import contextlib
 import errno
 import os
-import secrets
 import socket
 import sys
 import zlib
@@ -172,7 +171,7 @@ class Engine:
                 "no such limit here: there is no cgroup v2 directory that we may use; "
                 + controllers.how_to_delegate(root=os.geteuid() == 0),
             )
-        probe = self.cgroup_home / f"probe-{secrets.token_hex(8)}"
+        probe = self.cgroup_home / f"probe-{os.urandom(8).hex()}"
         containment.make_cgroup(probe)
         try:
             controllers.apply(probe, spec.limits)

@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import pwd
-import secrets
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,7 +127,7 @@ class DeckHome:
 
     def set_aside(self, name: WorkerName) -> None:
         """The first step of a removal, in one move: from here on the directory is no worker's."""
-        aside = self.workers_dir / f"{_REMOVING}{name}~{secrets.token_hex(4)}"
+        aside = self.workers_dir / f"{_REMOVING}{name}~{os.urandom(4).hex()}"
         try:
             (self.workers_dir / name).rename(aside)
         except FileNotFoundError:

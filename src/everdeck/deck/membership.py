@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -133,7 +132,7 @@ class Membership:
 
     async def ask(self, verb: Verb[_Answer], tell: Callable[[Any], None] | None = None) -> _Answer:
         """The owner's answer, whoever owns the deck by then."""
-        request = None if verb.deed is None else request_id(raw(verb)) or secrets.token_hex(16)
+        request = None if verb.deed is None else request_id(raw(verb)) or os.urandom(16).hex()
         while True:
             if self._closed:
                 raise DeckClosed(f"the deck {self.state_dir} is closed; open it first")

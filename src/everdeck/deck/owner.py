@@ -16,7 +16,6 @@ import builtins
 import contextlib
 import logging
 import os
-import secrets
 import socket
 import uuid
 import weakref
@@ -267,7 +266,7 @@ class Owner(MessageVerbs):
     async def _hand_over(self, parts: Parts) -> bool:
         """Give the deck to a member, oldest first, so that bound workers do not notice; False if there is none."""
         for heir in self._server.heirs():
-            connection = await self._server.offer(heir, secrets.token_hex(16), handover.PATIENCE_SECONDS)
+            connection = await self._server.offer(heir, os.urandom(16).hex(), handover.PATIENCE_SECONDS)
             if connection is None:
                 continue
             crash_point("handover.offered")

@@ -21,7 +21,6 @@ See cgroups(7), ``Documentation/admin-guide/cgroup-v2.rst``, proc_pid_environ(5)
 
 import contextlib
 import os
-import secrets
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -81,7 +80,7 @@ def joined_later(cgroup: Path) -> Path:
 
 def new_cookie() -> Cookie:
     """The random id of one start of one worker."""
-    return Cookie(secrets.token_hex(16))
+    return Cookie(os.urandom(16).hex())
 
 
 # --- finding ----------------------------------------------------------------------------------------------------
@@ -349,7 +348,7 @@ def cgroup_home(pid: int | None = None) -> Path | None:
         except OSError:
             return None
         return home if delegated and (home / "cgroup.kill").exists() else None
-    probe = home / f"everdeck-probe-{os.getpid()}-{secrets.token_hex(4)}"
+    probe = home / f"everdeck-probe-{os.getpid()}-{os.urandom(4).hex()}"
     try:
         probe.mkdir()
     except OSError:  # not root and not delegated, read-only, or a container without its own cgroup

@@ -12,7 +12,6 @@ See sd_notify(3), unix(7) SCM_CREDENTIALS, ``include/uapi/linux/pidfd.h``.
 """
 
 import contextlib
-import hashlib
 import os
 import socket
 import struct
@@ -127,6 +126,8 @@ def address_for(state_dir: Path) -> str:
     inside = f"{home}/notify.sock"
     if len(os.fsencode(inside)) <= ADDRESS_BYTES - len(_NEXT):
         return inside
+    import hashlib  # noqa: PLC0415 - few state directories lie so deep
+
     digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:24]
     return f"{runtime_directory()}/{digest}.notify"
 

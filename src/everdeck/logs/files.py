@@ -24,7 +24,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import secrets
 import stat
 import struct
 import zlib
@@ -438,7 +437,7 @@ class _Rotator:
             length = length // self.block * self.block
         if not 0 < length <= os.fstat(self.current).st_size:
             return
-        stamp = secrets.token_hex(logledger.STAMP_BYTES)
+        stamp = os.urandom(logledger.STAMP_BYTES).hex()
         # Stamp first, entry second, both on the disk before the blocks move: the entry says "look for the stamp".
         os.pwrite(self.current, logledger.stamp_bytes(stamp), 0)
         disk.sync(self.current)

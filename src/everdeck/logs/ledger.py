@@ -24,7 +24,6 @@ written over them: stamp there, not removed; stamp not there, removed.
 
 import contextlib
 import errno
-import gzip
 import json
 import os
 import re
@@ -32,9 +31,12 @@ import stat
 import struct
 import zlib
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, Self
 
 from everdeck import disk
+
+if TYPE_CHECKING:
+    import gzip
 
 CURRENT: Final = "current"
 LEDGER: Final = "ledger"
@@ -236,8 +238,15 @@ def _plain_bytes(path: Path, *, compressed: bool) -> int:
             return os.fstat(file.fileno()).st_size
         if lengths := members(file.fileno()):
             return sum(plain for _, plain in lengths)
-        with gzip.GzipFile(fileobj=file) as plain_file:
+        with plain(file) as plain_file:
             return plain_file.seek(0, os.SEEK_END)
+
+
+def plain(file: BinaryIO) -> "gzip.GzipFile":
+    """What a compressed file holds."""
+    import gzip  # noqa: PLC0415 - most logs are never compressed
+
+    return gzip.GzipFile(fileobj=file)
 
 
 def _packed(ledger: Ledger) -> bytes:

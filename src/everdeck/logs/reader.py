@@ -14,7 +14,6 @@ escapes, so a log cannot steer the terminal of the person who reads it.
 
 import bisect
 import contextlib
-import gzip
 import importlib
 import os
 import re
@@ -27,13 +26,16 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from everdeck.errors import SpecError
 from everdeck.kernel import inotify
 from everdeck.logs import ledger as logledger
 from everdeck.logs import text as logtext
 from everdeck.logs.ledger import CURRENT, INDEX, Archive, Ledger
+
+if TYPE_CHECKING:
+    import gzip
 
 LINE_BYTES: Final = 16_384
 HOLE_BYTES: Final = 512
@@ -531,7 +533,7 @@ class _CompressedArchive:
             self._file.close()
             raise
         if not self._members:
-            self._foreign = gzip.GzipFile(fileobj=self._file)
+            self._foreign = logledger.plain(self._file)
 
     def read(self, offset: int, size: int) -> bytes:
         if self._foreign is not None:

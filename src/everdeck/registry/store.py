@@ -22,7 +22,6 @@ import contextlib
 import errno
 import logging
 import os
-import secrets
 import sqlite3
 from datetime import UTC, datetime
 from functools import cache
@@ -514,7 +513,7 @@ def check_writable(path: Path) -> None:
         try:
             _refuse_newer(connection, path)
             connection.execute("BEGIN IMMEDIATE")
-            connection.execute(_sql("set_meta"), {"key": "write_checked", "value": secrets.token_hex(8)})
+            connection.execute(_sql("set_meta"), {"key": "write_checked", "value": os.urandom(8).hex()})
             connection.execute("COMMIT")
         finally:
             connection.close()
