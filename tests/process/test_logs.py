@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
+from everdeck.kernel import inotify
 from everdeck.logs import files as logfiles
 from everdeck.logs import keeper as deck_logs
 from everdeck.logs import ledger as logledger
 from everdeck.logs import reader as logreader
-from everdeck.logs.keeper import LogKeeper
+from everdeck.logs.keeper import Armed, LogKeeper
 from everdeck.model import Log
 from support.logs_namespace import CANNOT
 from support.logs_places import directory_on
@@ -281,6 +282,32 @@ def test_rotations_are_told_of_at_most_once_a_second(tmp_path: Path) -> None:
     assert_numbered(by_hand(tmp_path), 500)
 
 
+@pytest.mark.parametrize("early", [True, False], ids=["heard of before it is known", "known before it is heard of"])
+def test_a_log_whose_watch_was_armed_by_its_maker_is_kept_within_its_size(tmp_path: Path, *, early: bool) -> None:
+    """All that it ever writes may be written before the keeper is told whose the watch is."""
+
+    async def once() -> None:
+        keeper = LogKeeper(lambda _name, _detail: None)
+        keeper.open()
+        fd, _ = logfiles.open_for_worker(tmp_path, split_stderr=False)
+        keeper.expect(1)
+        mask = inotify.MODIFY | inotify.ONESHOT
+        armed = Armed(inotify.add_watch(keeper.inotify_fd, f"{tmp_path}/current", mask), 0)
+        if early:
+            os.write(fd, numbered(0, 100))
+            await asyncio.sleep(0.2)  # it is heard of, and nobody knows whose it is
+        keeper.watch("a", tmp_path, Log(max_bytes=8192, compress=False), armed)
+        keeper.expect(-1)
+        if not early:
+            os.write(fd, numbered(0, 100))
+        os.close(fd)
+        await until_in(tmp_path, lambda: bool(logledger.archives(tmp_path)))
+        keeper.close()
+
+    asyncio.run(once())
+    assert_numbered(by_hand(tmp_path), 100)
+
+
 def test_rotations_do_not_undo_compression(tmp_path: Path) -> None:
     """Archives that come while others are being compressed wait their turn; in the end all are compressed."""
 
@@ -487,7 +514,7 @@ def test_without_inotify_logs_are_still_rotated(tmp_path: Path) -> None:
     program = f"""
 import asyncio, logging, os, sys
 from pathlib import Path
-from everdeck.logs.keeper import LogKeeper
+from everdeck.logs.keeper import Armed, LogKeeper
 from everdeck.model import Log
 logging.basicConfig()
 sys.path.insert(0, sys.argv[1])
