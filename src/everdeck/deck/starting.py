@@ -341,24 +341,21 @@ class Starting:
             )
         return port
 
-    # --- a start that failed ------------------------------------------------------------------------------------
-
     # --- taking over --------------------------------------------------------------------------------------------
 
     def adopt(self, workers: list[Worker], recorded: Mapping[WorkerName, WorkerRecord]) -> None:
         """Take over workers whose pidfds we hold; one commit for all, which writes what is not recorded like that."""
         parts = self._parts
-        adopted: list[tuple[Worker, WorkerRecord]] = []
+        adopted: list[WorkerRecord] = []
+        for worker in workers:
+            ill = worker.record.phase is State.UNHEALTHY
+            phase = State.UNHEALTHY if ill else State.RUNNING
+            adopted.append(replace(worker.record, phase=phase, desired="running", adopted=True))
         with parts.registry.transaction():
-            for worker in workers:
-                ill = worker.record.phase is State.UNHEALTHY
-                phase = State.UNHEALTHY if ill else State.RUNNING
-                record = replace(worker.record, phase=phase, desired="running", adopted=True)
-                if record != recorded.get(record.name):
-                    parts.registry.save(record)
-                parts.events.append(record.name, EventKind.ADOPTED, pid=pid_of(record))
-                adopted.append((worker, record))
-        for worker, record in adopted:
+            parts.registry.save_all([record for record in adopted if record != recorded.get(record.name)])
+            told = [(record.name, EventKind.ADOPTED, {"pid": pid_of(record)}) for record in adopted]
+            parts.events.pass_on_all(told)
+        for worker, record in zip(workers, adopted, strict=True):
             worker.record = record
             worker.status_text = record.status_text
             spec = record.spec
