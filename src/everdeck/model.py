@@ -417,6 +417,11 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 force_setattr(self, field, _text(field, str(account) if type(account) is int else account))
         if self.umask is not None:
             _whole("umask", self.umask, least=0, most=0o777)
+        if self.secrets or self.inherit_env or self.port:
+            self._check_names()
+
+    def _check_names(self) -> None:
+        """No name in the environment may have two values, or be one of ours."""
         as_env = {name for name, secret in self.secrets.items() if secret.env}
         both = sorted(set(self.env) & as_env)
         if both:
@@ -609,7 +614,8 @@ def _own_command(given: object, satellite: object) -> tuple[str, ...]:
 
 def _command(field: str, given: object) -> tuple[str, ...]:
     accepted = "a list of texts: the program and its arguments"
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence) or not given:
+    # A list or a tuple is asked for first: it is what comes, and what is abstract takes longer to ask for.
+    if isinstance(given, str | bytes) or not isinstance(given, list | tuple | Sequence) or not given:
         raise SpecError(field, given, accepted)
     words = tuple([str(word) if isinstance(word, PurePath) else word for word in given])
     for word in words:
@@ -621,7 +627,7 @@ def _command(field: str, given: object) -> tuple[str, ...]:
 
 
 def _mapping(field: str, given: object) -> Mapping[Any, Any]:
-    if not isinstance(given, Mapping):
+    if type(given) is not dict and not isinstance(given, Mapping):
         raise SpecError(field, given, "a mapping of names to texts")
     return given
 
@@ -653,6 +659,8 @@ _RESERVED_ENV: Final = frozenset(
 
 
 def _inherited(given: object) -> tuple[str, ...]:
+    if given == ():
+        return ()
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise SpecError("inherit_env", given, "a list of environment names")
     for name in given:

@@ -700,6 +700,9 @@ def _record(row: tuple[Any, ...]) -> WorkerRecord:
     )
 
 
+_NO_TIMES: Final = b"[]"
+
+
 def _row(record: WorkerRecord) -> tuple[Any, ...]:
     """A worker in the order of the columns of ``save_worker``."""
     identity = record.identity
@@ -721,7 +724,7 @@ def _row(record: WorkerRecord) -> tuple[Any, ...]:
         record.restarts,
         record.crashes,
         record.streak,
-        _encode(record.crash_times),
+        _encode(record.crash_times) if record.crash_times else _NO_TIMES,
         record.backoff_until,
         record.timers_boot_id,
         record.adopted,
