@@ -32,7 +32,10 @@ _REQUEST, _SIMPLE_REPLY = 0x25609513, 0x67446698
 _READ, _WRITE, _DISCONNECT, _FLUSH = 0, 1, 2, 3
 _FUA = 1
 _EIO, _EINVAL = 5, 22
-_BLOCK = 512  # what a disk writes in one piece
+_BLOCK = 512  # what can be asked for
+# What it writes in one piece, as disks with sectors of 4 KiB do. ext4 relies on it: a commit of its journal of which
+# only some of the eight sectors were written is a corrupt one, and the file system is not mounted any more.
+_PIECE = 4096
 
 
 class Disk:
@@ -78,7 +81,8 @@ class Disk:
         elif what != "all":
             chance = random.Random(int(what))
             share = chance.random()
-            kept = {offset: data for offset, data in self._cache.items() if chance.random() < share}
+            written = {piece for piece in {offset // _PIECE for offset in self._cache} if chance.random() < share}
+            kept = {offset: data for offset, data in self._cache.items() if offset // _PIECE in written}
         self._keep(kept)
         lost = len(self._cache) - len(kept)
         self._cache.clear()
