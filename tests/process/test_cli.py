@@ -857,6 +857,17 @@ def test_a_unit_of_another_account_gets_its_state_directory_from_systemd(alone: 
     assert made("/var/lib/everdeck") == made("/srv/deck", "--run-as", "daemon") == []
 
 
+def test_a_unit_of_another_account_does_not_begin_where_that_account_may_not_go(alone: Person, tmp_path: Path) -> None:
+    """As in /root, where an administrator types it: the unit would end with 200/CHDIR. Sockets in new places too."""
+    tmp_path.chmod(0o700)
+    words = ("export", "systemd", "--state", "/var/lib/decks/a", "--run-as", "daemon")
+    assert "WorkingDirectory=/\n" in alone.types(*words, cwd=tmp_path).stdout
+    assert f"WorkingDirectory={tmp_path}\n" in alone.types("export", "systemd", cwd=tmp_path).stdout
+    socket = alone.types(*words, "--socket", cwd=tmp_path).stdout
+    assert "SocketUser=daemon\n" in socket
+    assert "DirectoryMode=0711\n" in socket, "what is missing of the path is made for root, and passed through"
+
+
 def test_export_writes_what_other_supervisors_read(alone: Person, tmp_path: Path) -> None:
     """A unit that signals only the daemon, and manifests whose workers are never run twice."""
     unit = alone.types("export", "systemd").stdout

@@ -127,7 +127,9 @@ def _systemd_unit(options: Namespace) -> str:
     state = options.state.resolve()
     file = f" {_quoted(str(Path(options.file).resolve()))}" if options.file else ""
     user = f"User={options.run_as}\n" if options.run_as else ""
-    place = _quoted(str(Path.cwd() if options.file is None else Path(options.file).resolve().parent))
+    # Another account may have no right to the directory that this is typed in (/root), and then cannot start at all.
+    here = Path("/") if options.run_as else Path.cwd()
+    place = _quoted(str(here if options.file is None else Path(options.file).resolve().parent))
     # A user's manager has no network-online.target, and begins when file systems are mounted. Without its mount the
     # state directory would be an empty one below it, and the deck a new one.
     after = "After=network-online.target\nWants=network-online.target\n"
@@ -206,6 +208,8 @@ def _systemd_socket(options: Namespace) -> str:
     """Sockets on which systemd listens: they are there before the daemon is, and while it restarts."""
     state = options.state.resolve()
     owner = f"SocketUser={options.run_as}\n" if options.run_as else ""
+    # What is missing of the path is root's; the state directory itself is handed to the account by the service's unit.
+    passable = "0711" if options.run_as else "0700"
     return f"""\
 # Save it as {options.name}.socket beside {options.name}.service; then: systemctl enable --now {options.name}.socket
 [Unit]
@@ -216,7 +220,7 @@ Documentation=man:systemd.socket(5)
 ListenStream={options.listen}
 ListenStream={_unquoted(str(state / HTTP_SOCKET))}
 {owner}SocketMode=0600
-DirectoryMode=0700
+DirectoryMode={passable}
 
 [Install]
 WantedBy=sockets.target
