@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everdeck.errors import KernelError, ProcessGone
@@ -21,6 +21,7 @@ from support.kernel_trees import Nursery, wait_readable
 NS_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a machine that is emulated draws them slowly
 @given(
     pid=st.integers(1, 2**22),
     comm=st.binary(max_size=64).filter(lambda name: b"\0" not in name),
