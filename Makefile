@@ -41,18 +41,20 @@ bench: ## Everdeck beside its peers and the bare kernel; writes docs/benchmarks.
 	@$(BIN)/python -m bench $(ARGS)
 
 # Tests that switch nodes and servers off run alone; the others wait for pods most of the time, so four at once do.
-HARMED := $(addprefix tests/kubernetes/test_, never_two_copies.py satellites.py export.py many.py)
-UNHARMED := $(filter-out $(HARMED), $(wildcard tests/kubernetes/test_*.py)) tests/contract
+# What harms the servers of the cluster itself comes last; nothing else can run meanwhile.
+ALONE := tests/kubernetes/test_control_plane.py
+BESIDE := $(filter-out $(ALONE), $(wildcard tests/kubernetes/test_*.py)) tests/contract
 
 test-kubernetes: ## the tests on a real cluster, made here from Debian packages (root; 25 minutes, 8 with its cache)
 	@scripts/setup test
-	@scripts/cluster up
-	@scripts/cluster everdeck
-	@scripts/cluster jupyter
+	@scripts/cluster up everdeck --nodes 6
 	@status=0; export EVERDECK_TEST_PATIENCE=240; \
-	  scripts/cluster run $(BIN)/python -m pytest -n 4 $(UNHARMED) -k "kubernetes or cluster" $(ARGS) || status=$$?; \
-	  scripts/cluster run $(BIN)/python -m pytest -n 0 -s $(HARMED) $(ARGS) || status=$$?; \
-	  scripts/cluster down; exit $$status
+	  scripts/cluster jupyter n5 n6 & jupyter=$$!; \
+	  scripts/cluster run $(BIN)/python -m pytest -n 5 --dist loadgroup $(BESIDE) -k "kubernetes or cluster" $(ARGS) \
+	    || status=$$?; \
+	  wait $$jupyter || status=$$?; \
+	  scripts/cluster run $(BIN)/python -m pytest -n 0 $(ALONE) $(ARGS) || status=$$?; \
+	  scripts/cluster figures; scripts/cluster down; exit $$status
 
 test-machine: ## systemd, cgroups, kernel 6.1 and power cuts in a virtual machine made here (root; ARGS=SUITE for one)
 	@scripts/setup test

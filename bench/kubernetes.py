@@ -25,6 +25,8 @@ from everdeck.cluster.operator import Operator
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "cluster"
 COMMAND = ("sleep", "1000000")
 BACK_SECONDS = 1800.0
+QUIET_SECONDS = 5.0
+QUIET_TRIALS = 12
 
 
 async def measured(namespace: str, workers: int, idle_seconds: float) -> dict[str, float]:
@@ -48,6 +50,11 @@ async def _measured(deck: ClusterDeck, workers: int, idle_seconds: float) -> dic
     await deck.start_many(dict.fromkeys(names, COMMAND))
     started = time.monotonic() - begin
     asked, own_asked = requests() - before, deck.api.requests - own
+    for _ in range(QUIET_TRIALS):  # the last events of the starts are still being written into the cluster
+        own = deck.api.requests
+        await asyncio.sleep(QUIET_SECONDS)
+        if deck.api.requests == own:
+            break
     own = deck.api.requests
     await asyncio.sleep(idle_seconds)
     idle = (deck.api.requests - own) * 60 / idle_seconds

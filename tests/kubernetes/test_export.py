@@ -11,6 +11,8 @@ from everdeck.cluster.export import OPERATOR
 from support.cluster_beats import PROGRAM, Beats, beats_file, overlaps
 from support.cluster_machines import IMAGE, Cluster, everdeck, until
 
+PAIR = "b"
+
 
 def test_the_exported_operator_brings_a_worker_back(
     cluster: Cluster, namespace: str, deck: Deck, tmp_path: Path
@@ -31,11 +33,21 @@ def test_the_exported_operator_brings_a_worker_back(
         return sorted(_told(pod["status"]["podIP"], "everdeck_operator_leads") for pod in operators())
 
     until(lambda: leads() == [0.0, 1.0], "one of two operators leads")
-    assert {pod["spec"]["nodeName"] for pod in operators()} == {"n1", "n2"}
+    assert {pod["spec"]["nodeName"] for pod in operators()} == set(cluster.nodes)
     until(lambda: deck.status("alice").state == "running", "the worker runs")
     beats = Beats(beats_file(cluster.volume(namespace, "alice"), "alice"))
     until(beats.stretches, "the first beat")
     until(lambda: "here I am" in cluster.do("kubectl", "logs", "alice-0", "-n", namespace), "kubectl shows its log")
+
+    assert {resource for _, resource, _ in cluster.rights(namespace, OPERATOR)} == {
+        *("pods", "configmaps", "leases", "statefulsets"),  # and of all namespaces:
+        "nodes",
+    }
+    assert ("create", "pods", "") not in cluster.rights(namespace, OPERATOR), "it could run anything"
+    with cluster.as_account(namespace, OPERATOR) as itself:
+        core = f"/api/v1/namespaces/{namespace}"
+        asked = [("GET", f"{core}/secrets"), ("POST", f"{core}/pods/alice-0/exec?command=id"), ("GET", "/api/v1/pods")]
+        assert [itself.request(method, path).status_code for method, path in asked] == [403] * 3
 
     node = cluster.node_of(namespace, "alice")
     cluster.do("power-off", node)
@@ -45,6 +57,10 @@ def test_the_exported_operator_brings_a_worker_back(
     assert cluster.node_of(namespace, "alice") != node
     told = [event.detail for event in deck.events(worker="alice") if event.kind == "orphan-reaped"]
     assert [(detail["node"], detail["why"]) for detail in told] == [(node, "node-lost")]
+    lives = [pod["status"]["podIP"] for pod in operators() if pod["spec"]["nodeName"] != node]
+    until(lambda: 1.0 in [_told(address, "everdeck_operator_leads") for address in lives], "one leads there")
+    assert sum(_told(address, "everdeck_operator_rescued") for address in lives) == 1.0, "its metrics count it"
+    assert all(_told(address, "everdeck_operator_requests") > 0 for address in lives)
 
 
 def _told(address: str, metric: str) -> float:

@@ -26,7 +26,11 @@ def test_a_killed_hub_finds_the_same_pod_and_kernel(
 ) -> None:
     """Log in, spawn, 6 × 7 in a kernel; kill -9 the hub and start it: the same pod, the same kernel; then stop."""
     proxy_program()
-    assert (RUN / "images" / "jupyter.tar").exists(), "scripts/cluster jupyter"
+    until(
+        lambda: all((RUN / "nodes" / node / "jupyter.id").exists() for node in cluster.nodes),
+        "scripts/cluster jupyter",
+        600,
+    )
 
     def pod() -> tuple[str, str]:
         found = cluster.get("pod", "alice-0", "-n", namespace)

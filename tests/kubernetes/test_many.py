@@ -5,8 +5,9 @@ import os
 
 from bench.kubernetes import measured
 
-from support.cluster_machines import Cluster
+from support.cluster_machines import Cluster, figure
 
+PAIR = "a"
 WORKERS = int(os.environ.get("WORKERS", "8"))
 
 
@@ -15,6 +16,6 @@ def test_all_are_started_and_all_are_back(cluster: Cluster, namespace: str) -> N
     cluster.harmed()
     found = asyncio.run(measured(namespace, WORKERS, idle_seconds=20))
 
-    print(found, flush=True)
+    figure(f"many: {found}")
     assert found["idle_deck_requests_per_minute"] < 10
     assert found["lost_with_the_node"] > 0

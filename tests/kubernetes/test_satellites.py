@@ -11,10 +11,11 @@ import pytest
 from everdeck import Deck, Satellite, Secret
 from everdeck.errors import ClientError, DeckClosed
 from everdeck.testing.telegram import TelegramServer
-from support.cluster_machines import SERVER_ADDRESS, Cluster, until
+from support.cluster_machines import SERVER_ADDRESS, Cluster, figure, until
 
 UPDATES = 300
 CHATS = 50  # one chat is answered once a second
+PAIR = "b"
 
 
 class _Program:
@@ -65,7 +66,7 @@ def test_no_update_is_lost_when_a_node_goes(deck: Deck, cluster: Cluster, namesp
         pollers = [poll.peer.rpartition(":")[0] for poll in bot.polls()]
         assert len(list(groupby(pollers))) == len(set(pollers)) == 2, "two polled at the same time"
         twice = sum(count - 1 for count in program.handled.values())
-        print(f"telegram, {harm}: 0 of {UPDATES} lost, {twice} twice, all after {handled_after:.0f} s", flush=True)
+        figure(f"telegram, {harm}: 0 of {UPDATES} lost, {twice} twice, all after {handled_after:.0f} s")
 
         feed = deck.feed("tg")
         assert (feed.kind, feed.waiting, feed.dead) == ("telegram", 0, 0)

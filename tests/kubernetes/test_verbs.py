@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from everdeck import Deck, Restart, Secret, SpecChanged, UnknownWorker
+from everdeck import Deck, Log, Restart, Secret, SpecChanged, UnknownWorker
 from everdeck.errors import SpawnFailed, Unsupported, WorkerFailed
 from support.cluster_machines import Cluster, until
 
@@ -35,6 +35,24 @@ def test_a_worker_is_started_seen_stopped_and_removed(deck: Deck, cluster: Clust
     with pytest.raises(UnknownWorker):
         deck.status("alice")
     assert cluster.get("pvc", "data-alice-0", "-n", namespace)["status"]["phase"] == "Bound"
+
+
+def test_the_log_holds_what_is_in_archives_too(deck: Deck, cluster: Cluster, namespace: str) -> None:
+    """Of a worker that runs and of one that is stopped: every line once, in order, out of many files."""
+    program = "import time\nfor n in range(4000): print(f'line {n:05}')\nprint('all', flush=True); time.sleep(9999)"
+    deck.start("alice", ["python3", "-c", program], log=Log(max_bytes=8192, keep=50))
+    until(lambda: deck.logs("alice", lines=1) == ["all"], "its last line")
+    folder = cluster.volume(namespace, "alice") / "deck" / "workers" / "alice" / "log"
+    assert len(list(folder.iterdir())) > 3, "nothing was archived"
+    expected = [f"line {number:05}" for number in range(4000)]
+
+    def told() -> list[str]:
+        return [line for line in deck.logs("alice", lines=None) if line.startswith("line")]
+
+    assert told() == expected
+    assert deck.logs("alice", lines=None, grep="00003") == ["line 00003"]
+    deck.stop("alice")
+    assert told() == expected
 
 
 def test_names_that_are_no_dns_labels_are_workers_too(deck: Deck) -> None:

@@ -4,12 +4,14 @@ Nodes of the test cluster are namespaces of one kernel, so CLOCK_BOOTTIME is one
 that ran at the same time are seen as such without any doubt about clocks.
 """
 
+import os
 import time
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
-from support.cluster_machines import until
+from support.cluster_machines import figure, until
 
 PROGRAM = """
 import os, time
@@ -20,6 +22,9 @@ while True:
     time.sleep(0.1)
 """
 COMMAND = ["python3", "-c", PROGRAM]
+TRIALS = int(os.environ.get("TRIALS", "1"))
+"""How often power cuts and partitions are tried."""
+BACK_WITHIN_SECONDS = 30.0
 
 
 class Stretch(NamedTuple):
@@ -89,3 +94,10 @@ def now() -> float:
 def overlaps(lives: list[Stretch]) -> list[tuple[Stretch, Stretch]]:
     """Copies that lived at the same time."""
     return [(one, other) for one, other in pairwise(lives) if other.first <= one.last]
+
+
+def all_back_soon(harm: str, times: list[float]) -> None:
+    """None took longer than half a minute."""
+    least, usual, most = min(times), median(times), max(times)
+    figure(f"{harm}: {len(times)} times back after {least:.1f} to {most:.1f} s, median {usual:.1f}")
+    assert most < BACK_WITHIN_SECONDS
