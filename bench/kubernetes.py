@@ -39,8 +39,8 @@ async def measured(namespace: str, workers: int, idle_seconds: float) -> dict[st
         return await _measured(deck, workers, idle_seconds)
     finally:
         operator.cancel()
-        await asyncio.gather(operator, return_exceptions=True)
         await api.close()
+        await asyncio.gather(operator, return_exceptions=True)
         await deck.close()
 
 

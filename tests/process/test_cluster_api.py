@@ -281,6 +281,28 @@ def test_a_server_that_went_without_a_word_is_noticed(with_api: Callable[..., An
     with_api(scenario)
 
 
+def test_a_closed_deck_has_hung_up_though_the_server_is_busy(with_api: Callable[..., Any], server: ApiServer) -> None:
+    """No connection is left to a server that does not answer a goodbye: the loop that would wait for it ends now."""
+
+    async def scenario(api: Api) -> None:
+        opened = await ClusterDeck(f"kubernetes:{api.namespace}").open()
+        await api.close()
+        assert _connections(server.port) > 0
+        with server.paused():
+            await opened.close()
+            assert _connections(server.port) == 0
+
+    with_api(scenario)
+
+
+def _connections(port: int) -> int:
+    """How many sockets of this process are joined to a port."""
+    table = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
+    ours = {name for name in _open_files() if name.startswith("socket:")}
+    remote = [line.split() for line in table]
+    return sum(int(one[2].rpartition(":")[2], 16) == port and f"socket:[{one[9]}]" in ours for one in remote)
+
+
 def _kept_alive(port: int) -> bool:
     """Does a connection of ours to the port have the timer of keepalive? See proc(5): 2 in the field of timers."""
     rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]

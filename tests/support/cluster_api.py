@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -74,9 +75,19 @@ class ApiServer:
                 process = subprocess.Popen([str(word) for word in words], stdout=log, stderr=log)
                 undo.callback(process.wait)
                 undo.callback(process.kill)
+                self._server = process
             self._write_kubeconfig()
             self._wait()
             yield self
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """It is there, and does nothing."""
+        self._server.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._server.send_signal(signal.SIGCONT)
 
     def _write_kubeconfig(self) -> None:
         cluster = {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}

@@ -152,10 +152,12 @@ class ClusterDeck:
             return
         self._closed = True
         await self._post.close()
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # Before they notice: a watch that hangs up by itself says goodbye first, and waits for a busy server to answer.
         await self._api.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _look(self) -> None:
         mirrors = (self._sets, self._pods, self._leases)
