@@ -167,14 +167,6 @@ def test_workers_and_their_limits_outlive_every_end_of_the_daemon(machine: Machi
     assert told["hog"][-1][1]["exit"]["oom"] is True
     assert told["family"][0][0] == "killed"
     assert "out of memory" in status["family"][4]
-    shown = {
-        line.split()[0]: line for line in unit.run(f"everdeck --state {unit.state} ps").splitlines() if line.strip()
-    }
-    assert "out of memory" in shown["hog"]
-    assert "out of memory" in shown["family"]
-    examined = doctored(machine, unit.state, unit.user)
-    assert examined["containment"] == "cgroup", "the daemon's, though this session has no cgroup of its own"
-    assert examined["lacking"] == []
     assert unit.limit() == str(64 << 20)
     pid = status["stays"][1]
 
@@ -285,7 +277,7 @@ def test_a_hung_daemon_is_replaced_and_a_slow_one_is_not(machine: Machine) -> No
     unit.systemctl("stop everdeck")
 
 
-@pytest.mark.parametrize("whose", ["system", "run-as"])
+@pytest.mark.parametrize("whose", ["system"])
 def test_systemd_listens_for_the_daemon(machine: Machine, whose: str) -> None:
     """The exported socket unit: the first connection starts the daemon, those during a restart wait for the next."""
     unit = Unit(machine, whose)
