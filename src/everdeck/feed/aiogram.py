@@ -156,6 +156,7 @@ class Durable:
         api = bot.session.api.base.partition("://")
         host = api[2].partition("/")[0]
         self.polling = Polling(
+            library="aiogram",
             token=bot.token,
             path=path,
             get_updates=self._get_raw_updates,
@@ -204,17 +205,8 @@ class Durable:
         return await make_request(bot, method)
 
     async def _parsed(self, items: Sequence[Item]) -> list[Update]:
-        updates, context = [], {"bot": self._bot}
-        for item in items:
-            try:
-                update = Update.model_validate(item.value, context=context)
-            except Exception as error:
-                log.exception("update %s cannot be read by this aiogram; it is set aside", item.id)
-                await settled(item.set_aside(error))
-            else:
-                self.polling.give(update, item)
-                updates.append(update)
-        return updates
+        context = {"bot": self._bot}
+        return await self.polling.give_each(items, lambda item: Update.model_validate(item.value, context=context))
 
     async def _get_raw_updates(self, offset: int, timeout_seconds: int, limit: int) -> Any:
         asked = self.polling.asked

@@ -17,11 +17,11 @@ import contextlib
 import ctypes
 import gc
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from os import PathLike
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -36,6 +36,7 @@ from everdeck.feed.records import Batch, FirstRun, Position, Record
 
 Order: TypeAlias = Literal["none", "chat", "user"] | Callable[[dict[str, Any]], object]
 GetUpdates: TypeAlias = Callable[[int, int, int], Awaitable[Any]]
+_Update = TypeVar("_Update")
 
 # Below the five seconds that a deck, Docker's ten or systemd's ninety leave between SIGTERM and SIGKILL.
 CANCEL_SECONDS: Final = 1.0
@@ -290,6 +291,7 @@ class Polling:
     def __init__(
         self,
         *,
+        library: str,
         token: str,
         path: str | PathLike[str],
         get_updates: GetUpdates,
@@ -307,6 +309,7 @@ class Polling:
             raise SpecError("first_run", first_run, "skip | take")
         if not callable(order) and order not in {"none", "chat", "user"}:
             raise SpecError("order", order, "none | chat | user | a function of the update")
+        self._library = library
         self.token = token
         self.bot_id = _bot_id(token)
         self.path = path
@@ -476,6 +479,20 @@ class Polling:
             cause = error.__cause__
             is_ours = isinstance(error, PollerConflict) and isinstance(cause, Exception)
             self._trouble.set_result(cause if is_ours else error)  # type: ignore[arg-type]  # asked in the line above
+
+    async def give_each(self, items: Sequence[Item], read: Callable[[Item], _Update]) -> list[_Update]:
+        """What the library gets of these items. What ``read`` raises on is set aside: it would raise again."""
+        updates = []
+        for item in items:
+            try:
+                update = read(item)
+            except Exception as error:
+                log.exception("update %s cannot be read by this %s; it is set aside", item.id, self._library)
+                await settled(item.set_aside(error))
+            else:
+                self.give(update, item)
+                updates.append(update)
+        return updates
 
     def give(self, update: object, item: Item) -> None:
         """Remember that the library has this update."""

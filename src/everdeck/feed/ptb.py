@@ -173,6 +173,7 @@ class Durable:
         scheme, _, rest = app.bot.base_url.partition("://")
         host = rest.partition("/")[0]
         self.polling = Polling(
+            library="python-telegram-bot",
             token=app.bot.token,
             get_updates=self._get_raw_updates,
             is_conflict=lambda error: isinstance(error, Conflict),
@@ -246,19 +247,14 @@ class Durable:
         await self.polling.accept(raw, body)
 
     async def _parsed(self, items: "Sequence[Item]") -> list[Update]:
-        bot, updates = self.app.bot, []
-        for item in items:
-            try:
-                _, update = self._read.pop(id(item.payload), None) or (None, self.read(item.value))
-                if isinstance(bot, ExtBot):
-                    bot.insert_callback_data(update)
-            except Exception as error:
-                log.exception("update %s cannot be read by this python-telegram-bot; it is set aside", item.id)
-                await settled(item.set_aside(error))
-            else:
-                self.polling.give(update, item)
-                updates.append(update)
-        return updates
+        return await self.polling.give_each(items, self._read_item)
+
+    def _read_item(self, item: Item) -> Update:
+        bot = self.app.bot
+        _, update = self._read.pop(id(item.payload), None) or (None, self.read(item.value))
+        if isinstance(bot, ExtBot):
+            bot.insert_callback_data(update)
+        return update
 
     def read(self, raw: Any) -> Update:
         """An update of the library's from its JSON; raises whatever the library raises."""
