@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import sqlite3
@@ -663,3 +664,44 @@ def test_the_file_cursor_s_source_fails_and_recovers(tmp_path: Path, monkeypatch
         ("source-failed", None),
         ("source-recovered", 2),
     ]
+
+
+def test_what_could_not_be_synced_is_not_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is handled, but upstream is not asked behind it before the disk has it: a power cut would lose it."""
+    asked: list[int] = []
+    sync = os.fdatasync
+    broken = True
+
+    def may_fail(fd: int) -> None:
+        if broken and asked:
+            raise OSError(errno.EIO, "Input/output error")
+        sync(fd)
+
+    class Source:
+        name = "telegram:1"
+
+        async def fetch(self, position: Position) -> Batch | None:
+            asked.append(position.offset)
+            return Batch([Record(1, b"{}")], cursor=2, asked=position.offset) if len(asked) == 1 else None
+
+    async def scenario() -> None:
+        nonlocal broken
+        monkeypatch.setattr(os, "fdatasync", may_fail)
+        told = asyncio.Event()
+
+        def hear(event: dict[str, Any]) -> None:
+            if event["what"] == "inbox-unavailable":
+                told.set()
+
+        feed = Feed(Source(), inbox=Inbox(tmp_path / "bot.db"), on_event=hear, report=False)
+        async with feed:
+            (item,) = await in_time(feed.take())
+            item.settle_as_done()
+            await in_time(told.wait())
+            assert asked == [0]
+            broken = False
+            feed.ask_again()
+            await in_time(feed.exhausted())
+        assert asked == [0, 2]
+
+    asyncio.run(scenario())

@@ -660,18 +660,22 @@ def _rung_before_told(
     first: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
     """A bell is heard, and listened to, between each commit and the news of it; ``first`` is what it tells of."""
-    whole, loop = stream.inbox.store._whole, asyncio.get_running_loop()
+    store, loop = stream.inbox.store, asyncio.get_running_loop()
+    write = store.write
 
-    def then_rung(*arguments: Any) -> Any:
-        answer = whole(*arguments)
-        first()
-        # Not by ring(): its echo from the file system would come at any later time.
-        loop.call_soon_threadsafe(dispatcher._hear_bell)
-        asyncio.run_coroutine_threadsafe(_taken_note(dispatcher), loop).result(60)
-        return answer
+    async def then_rung(work: Callable[[Any], Any], **options: Any) -> Any:
+        def rung(connection: Any) -> Any:
+            answer = work(connection) if options.get("alone") else store.whole(work)
+            first()
+            # Not by ring(): its echo from the file system would come at any later time.
+            loop.call_soon_threadsafe(dispatcher._hear_bell)
+            asyncio.run_coroutine_threadsafe(_taken_note(dispatcher), loop).result(60)
+            return answer
+
+        return await write(rung, **{**options, "alone": True})
 
     with monkeypatch.context() as patch:
-        patch.setattr(stream.inbox.store, "_whole", then_rung)
+        patch.setattr(store, "write", then_rung)
         yield
 
 
@@ -747,14 +751,14 @@ def test_a_broken_file_ends_the_feed_loudly(tmp_path: Path) -> None:
             await fill(stream, "a")
             (item,) = await take(dispatcher)
             waiting = asyncio.ensure_future(dispatcher.take())
-            async with stream.inbox.transaction() as db:
-                db.execute("ALTER TABLE everdeck_item RENAME TO elsewhere")
+            stranger = sqlite3.connect(tmp_path / "bot.db", isolation_level=None)
+            stranger.execute("ALTER TABLE everdeck_item RENAME TO elsewhere")
             with pytest.raises(FeedError, match="committer failed"):
                 await asyncio.wait_for(item.done(), 20)
             with pytest.raises(FeedError, match="committer failed"):
                 await asyncio.wait_for(waiting, 20)
-            async with stream.inbox.transaction() as db:
-                db.execute("ALTER TABLE elsewhere RENAME TO everdeck_item")
+            stranger.execute("ALTER TABLE elsewhere RENAME TO everdeck_item")
+            stranger.close()
 
     asyncio.run(scenario())
 
@@ -836,15 +840,20 @@ def test_the_delay_doubles_up_to_the_cap() -> None:
 def held_commit(store: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """The loop does not hear of a commit until the end of the block; the answer is set once it has happened."""
     committed, may_go = threading.Event(), threading.Event()
-    commit = store._commit
+    in_thread = store._in_thread
 
-    def held() -> None:
-        commit()
-        committed.set()
-        assert may_go.wait(60)
+    async def held(call: Callable[..., Any], *arguments: Any, then: Any = None) -> Any:
+        def and_wait(*arguments: Any) -> Any:
+            answer = call(*arguments)
+            committed.set()
+            assert may_go.wait(60)
+            return answer
+
+        commits = call not in {store._begin, store._look, store._synced}
+        return await in_thread(and_wait if commits else call, *arguments, then=then)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_commit", held)
+        patch.setattr(store, "_in_thread", held)
         try:
             yield committed
         finally:

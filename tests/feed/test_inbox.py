@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 import sqlite3
 import subprocess
 import sys
@@ -85,26 +87,94 @@ def test_a_failed_store_changes_nothing(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def syncs(path: Path) -> int:
-    """How often the file was synced by a transaction that did nothing else."""
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        return int(connection.execute("SELECT syncs FROM everdeck_file").fetchone()[0])
+@pytest.fixture
+def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that this process syncs, one by one."""
+    names: list[str] = []
+    sync = os.fdatasync
+
+    def noted(fd: int) -> None:
+        sync(fd)
+        names.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)  # noqa: PTH115 - a kernel file
+
+    monkeypatch.setattr(os, "fdatasync", noted)
+    return names
 
 
-def test_while_there_is_enough_to_do_a_batch_is_committed_and_synced_in_one_step(tmp_path: Path) -> None:
+def test_a_batch_that_is_synced_has_its_log_on_disk(tmp_path: Path, syncs: list[str]) -> None:
+    """SQLite commits it to the WAL and leaves the sync to us: once, before anybody is told, and after the commit."""
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            stream = inbox.stream("telegram:1")
+            await stream.begin()
+            syncs.clear()
+            await stream.store([Record(1, b"{}")], sync=False)
+            assert syncs == []
+            await stream.synced()
+            await stream.synced()
+            assert syncs == ["bot.db-wal"]
+            await stream.store([Record(2, b"{}")], sync=True)
+            assert syncs == ["bot.db-wal"] * 2
+            async with inbox.store.transaction(durable=True) as connection:
+                connection.execute("CREATE TABLE mine (id)")
+                assert syncs == ["bot.db-wal"] * 2
+            assert syncs == ["bot.db-wal"] * 3
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_whose_sync_fails_is_stored_and_not_told_to_be_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the file, so it is handled; whoever brought it hears of the failure and may bring it again."""
+
+    def broken(fd: int) -> None:
+        del fd
+        raise OSError(errno.EIO, "Input/output error")
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            stream = inbox.stream("telegram:1")
+            await stream.begin()
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fdatasync", broken)
+                with pytest.raises(InboxUnavailable, match="not synced"):
+                    await stream.add(Record(1, b"{}"))
+            assert stream.waiting == 1
+            await stream.add(Record(1, b"{}"))
+            assert stream.waiting == 1
+            assert stored_ids(tmp_path / "bot.db") == [1]
+
+    asyncio.run(scenario())
+
+
+def test_while_there_is_enough_to_do_a_batch_is_committed_and_synced_in_one_step(
+    tmp_path: Path, syncs: list[str]
+) -> None:
     """Otherwise it is synced afterwards: a handler that has nothing else to do must not wait for the disk."""
 
     async def scenario() -> None:
         async with Inbox(tmp_path / "bot.db") as inbox:
             stream = inbox.stream("telegram:1")
             await stream.begin()
-            before = syncs(tmp_path / "bot.db")
-            await stream.add(Record(1, b"{}"))
-            assert syncs(tmp_path / "bot.db") == before + 1
-            await stream.store([Record(number, b"{}") for number in range(2, 50)], sync=False)
-            await stream.add(Record(50, b"{}"))
-            await stream.synced()
-            assert syncs(tmp_path / "bot.db") == before + 1
+            hops: list[object] = []
+            in_thread = inbox.store._in_thread
+
+            async def counted(call: Any, *arguments: Any, then: Any = None) -> Any:
+                hops.append(call)
+                return await in_thread(call, *arguments, then=then)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(inbox.store, "_in_thread", counted)
+                syncs.clear()
+                await stream.add(Record(1, b"{}"))
+                assert (len(hops), len(syncs)) == (2, 1)
+                await stream.store([Record(number, b"{}") for number in range(2, 50)], sync=False)
+                hops.clear()
+                await stream.add(Record(50, b"{}"))
+                await stream.synced()
+                assert (len(hops), len(syncs)) == (1, 2)
             assert stored_ids(tmp_path / "bot.db") == list(range(1, 51))
 
     asyncio.run(scenario())

@@ -345,7 +345,7 @@ def test_whoever_asks_while_a_message_is_set_aside_is_told(tmp_path: Path, monke
 def _held_write(store: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """The next write does not begin before the end of the block; the answer is set when it is about to."""
     writing, may_go = threading.Event(), threading.Event()
-    whole = store._whole
+    whole = store.whole
 
     def held(*arguments: Any) -> Any:
         writing.set()
@@ -353,7 +353,7 @@ def _held_write(store: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadi
         return whole(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_whole", held)
+        patch.setattr(store, "whole", held)
         try:
             yield writing
         finally:

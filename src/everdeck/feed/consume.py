@@ -269,6 +269,7 @@ class Feed:
 
     async def _ask_and_store(self) -> bool:
         await self.stream.room()
+        await self.stream.synced()  # only what is synced may be confirmed
         if getattr(self.source, "waits_for_handlers", False):
             await self._dispatcher.drained()
         crash_point("feed.pump.asking")
@@ -281,7 +282,6 @@ class Feed:
         records = batch.records if self._key is None else [keyed(record, self._key) for record in batch.records]
         # The handlers begin as soon as it is committed; upstream hears of it only when it is synced.
         stored = await self.stream.store(records, batch.cursor, asked=batch.asked, sync=self.stream.has_enough)
-        await self.stream.synced()
         if stored.restarted_ids:
             self.event("ids-restarted", asked=batch.asked, first=records[0].id)
         # A source that has an answer at once never waits for anything: let the handlers have their turn.

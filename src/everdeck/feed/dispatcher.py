@@ -771,6 +771,13 @@ class Dispatcher:
             self._committing = group
 
         def write(connection: Any) -> None:
+            if all(item.outcome is _DONE and item.deeds is None and not item.acked for item in group):
+                done = numbers(item.seq for item in group)
+                connection.execute(SQL["acks_add"], (done, len(group), self.stream.number))
+            else:
+                self.stream.inbox.store.whole(write_each)
+
+        def write_each(connection: Any) -> None:
             self._write_outcomes(connection, group)
             crash_point("feed.commit.outcomes_written")
 
@@ -781,7 +788,7 @@ class Dispatcher:
             self._committed(of_this_group)
 
         try:
-            await self.stream.inbox.store.write(write, first=gather, then=committed)
+            await self.stream.inbox.store.write(write, alone=True, first=gather, then=committed)
         except BaseException:
             self._settlements[:0] = group
             self._committing = []

@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from math import inf
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from sqlite3 import IntegrityError
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
 
 import msgspec
 
@@ -43,6 +44,10 @@ FORGET_AT_ONCE: Final = 5_000
 STORES_BETWEEN_HOUSEKEEPING: Final = 64
 # With so many at hand the handlers have something to do until a commit is synced.
 ENOUGH_AT_HAND: Final = 32
+
+
+# By id, the digests that are known and the epoch of each.
+_Known: TypeAlias = dict[RecordId, dict[bytes | None, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,11 +318,7 @@ class Stream:
                 self._row = row
             return Stored(0, 0, restarted_ids=False)
         crash_point("feed.store.begun")
-        written = await self.inbox.store.write(
-            lambda connection: self._write_batch(connection, row, records, cursor, by_digest=asked is not None),
-            durable=sync,
-            then=self._stored,
-        )
+        written = await self._write(row, records, cursor, by_digest=asked is not None, sync=sync)
         if sync:  # and with it everything that was committed before
             crash_point("feed.store.synced")
             self._unsynced = False
@@ -361,40 +362,58 @@ class Stream:
         self._arrived.set()
         self.activity.set()
 
-    def _write_batch(
-        self,
-        connection: "sqlite3.Connection",
-        row: "_Row",
-        records: Sequence[Record],
-        cursor: Cursor,
-        *,
-        by_digest: bool,
+    async def _write(
+        self, row: "_Row", records: Sequence[Record], cursor: Cursor, *, by_digest: bool, sync: bool
     ) -> "_Written":
+        """Nearly always none of the ids is known, and then a batch is one statement."""
+        written: _Written
+        parameters: tuple[object, ...] = ()
+
+        def as_new() -> None:
+            nonlocal written, parameters
+            written, parameters = self._batch(row, records, cursor, {}, by_digest=by_digest)
+
+        def write(connection: "sqlite3.Connection") -> "_Written":
+            connection.execute(SQL["batch_add"], (1, *parameters))
+            return written
+
+        def write_the_unknown(connection: "sqlite3.Connection") -> "_Written":
+            known: _Known = {}
+            ids = _json([record.id for record in records])
+            for known_id, known_epoch, known_digest in connection.execute(SQL["seen"], (row.id, ids)):
+                known.setdefault(known_id, {})[known_digest] = known_epoch
+            written, parameters = self._batch(row, records, cursor, known, by_digest=by_digest)
+            connection.execute(SQL["batch_add"], (0, *parameters))
+            return written
+
         store = self.inbox.store
-        fresh, epoch = self._sorted_out(connection, records, row, by_digest=by_digest)
+        try:
+            return await store.write(write, durable=sync, alone=True, first=as_new, then=self._stored)
+        except IntegrityError:  # refused: some are known
+            return await store.write(write_the_unknown, durable=sync, then=self._stored)
+
+    def _batch(
+        self, row: "_Row", records: Sequence[Record], cursor: Cursor, known: "_Known", *, by_digest: bool
+    ) -> "tuple[_Written, tuple[object, ...]]":
+        """What is written of these records, and how the statement takes it. Only in the writer's turn."""
+        store = self.inbox.store
+        fresh, epoch = self._sorted_out(records, row, known, by_digest=by_digest)
         seqs, now = store.next_seqs(len(fresh)), store.clock()
-        if fresh:
-            ids = [
-                (seq, new.record.id, new.epoch, new.digest is not None) for seq, new in zip(seqs, fresh, strict=True)
-            ]
-            digests = b"".join(new.digest or bytes(8) for new in fresh)
-            connection.execute(SQL["seen_add"], (_json(ids), digests, row.id, now))
-            crash_point("feed.store.ids_written")
-            items, begin = [], 1
-            for seq, new in zip(seqs, fresh, strict=True):
-                items.append((seq, new.record.id, new.record.key, begin, len(new.record.payload)))
-                begin += len(new.record.payload)
-            payloads = b"".join(new.record.payload for new in fresh)
-            connection.execute(SQL["item_add"], (_json(items), payloads, row.id, now))
-            crash_point("feed.store.rows_written")
         if epoch > row.epoch:
             row = replace(row, epoch=epoch, floor=0, confirmed=False)
         if cursor is not None and cursor != row.cursor:
             row = replace(row, cursor=cursor, confirmed=False)
         row = replace(row, stored_at=now)
-        _write(connection, row, first_seq=seqs.start if fresh else None)
-        crash_point("feed.store.cursor_written")
-        return _Written(row, seqs, [new.record for new in fresh])
+        rows, begin = [], 1
+        for seq, (record, of_epoch, digest) in zip(seqs, fresh, strict=True):
+            length = len(record.payload)
+            rows.append((seq, record.id, record.key, of_epoch, begin, length, digest is not None))
+            begin += length
+        payloads = b"".join([new.record.payload for new in fresh])
+        digests = b"".join([new.digest or bytes(8) for new in fresh])
+        of_stream = (_cursor_text(row.cursor), row.confirmed, row.floor, row.epoch, seqs.start if fresh else None)
+        written = _Written(row, seqs, [new.record for new in fresh])
+        return written, (row.id, now, _json(rows), payloads, digests, *of_stream)
 
     def _remember(self, written: "_Written") -> None:
         """What arrived, for the dispatcher; its payloads too, as far as there is room for them."""
@@ -532,21 +551,16 @@ class Stream:
         return self._row
 
     def _sorted_out(
-        self, connection: "sqlite3.Connection", records: Sequence[Record], row: "_Row", *, by_digest: bool
+        self, records: Sequence[Record], row: "_Row", known: "_Known", *, by_digest: bool
     ) -> tuple[list["_New"], int]:
         """The records that are new, and the epoch after them."""
-        try:
-            ids = msgspec.json.encode([record.id for record in records]).decode()
-        except (AttributeError, TypeError) as err:
-            raise SourceError(f"stream {self.name!r}: a batch is Records whose ids are whole numbers or texts") from err
-        if not all(isinstance(record.payload, bytes) for record in records):
-            raise SourceError(f"stream {self.name!r}: the payload of a Record is bytes")
-        known: dict[RecordId, dict[bytes | None, int]] = {}
-        for known_id, known_epoch, known_digest in connection.execute(SQL["seen"], (row.id, ids)):
-            known.setdefault(known_id, {})[known_digest] = known_epoch
         fresh: list[_New] = []
         epoch, floor = row.epoch, row.floor
         for record in records:
+            if not isinstance(record, Record) or not isinstance(record.id, int | str):
+                raise SourceError(f"stream {self.name!r}: a batch is Records whose ids are whole numbers or texts")
+            if not isinstance(record.payload, bytes):
+                raise SourceError(f"stream {self.name!r}: the payload of a Record is bytes")
             twins = known.setdefault(record.id, {})
             digest = hashlib.blake2b(record.payload, digest_size=8).digest() if by_digest else None
             if digest in twins or (twins and not by_digest):
@@ -610,11 +624,14 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _write(connection: "sqlite3.Connection", row: _Row, *, first_seq: int | None = None) -> None:
-    cursor = None if row.cursor is None else msgspec.json.encode(row.cursor).decode()
+def _cursor_text(cursor: Cursor) -> str | None:
+    return None if cursor is None else _json(cursor)
+
+
+def _write(connection: "sqlite3.Connection", row: _Row) -> None:
     connection.execute(
         SQL["stream_advance"],
-        (cursor, row.confirmed, row.floor, row.epoch, row.stored_at, first_seq, row.id),
+        (_cursor_text(row.cursor), row.confirmed, row.floor, row.epoch, row.stored_at, row.id),
     )
 
 

@@ -10,14 +10,16 @@ commands) write for milliseconds.
 The event loop never waits for SQLite: whatever may wait for a lock or a disk (begin, commit, whole writes) runs in a
 thread of the file's own. A lock that somebody else holds is waited for there, for less than a second; then it is
 ``InboxUnavailable`` and whoever wrote tries again. Statements inside a transaction that is already begun wait for
-nobody, so a handler's own run in its loop. A statement gives the interpreter's lock away and has to get it back from a
-busy loop, so a batch is one statement, never one per row.
+nobody, so a handler's own run in its loop. A statement gives the interpreter's lock away, and gets it back from a busy
+loop only after 5 ms, so what is written for every update is one statement for the whole batch, commit included: an
+insert into a view, whose trigger does the rest (``sql/at_once.sql``).
 
 A *durable* commit is synced before it returns: it is used where something leaves the house because of it (a reply).
 A batch is committed, worked on, and synced (:meth:`Store.sync`) before upstream is asked at the new position. Every
 other commit survives the death of the process but may be undone by a power cut, which can only lead to work being done
-again, never to work being lost: the rows themselves were synced when they arrived.
-See sqlite.org/pragma.html#pragma_synchronous.
+again, never to work being lost: the rows themselves were synced when they arrived. The sync is ours: a commit with
+``synchronous = NORMAL`` and then a sync of the WAL is what ``FULL`` does (sqlite.org/pragma.html#pragma_synchronous),
+and the sync needs no transaction, no lock and no statement.
 """
 
 import asyncio
@@ -123,15 +125,16 @@ class Store:
         self._lock_fd: int | None = None
         self._ledger: Ledger | None = None
         self._connection = _connect(path, create=create, busy_seconds=BUSY_SECONDS)
-        self._syncs: bool | None = None  # whether commits of this connection are synced; None: not known yet
+        self._wal_fd: int | None = None
         try:
+            self._syncs_itself = _prepare(path, self._connection)
             # Readers of the loop and of the thread, apart: a connection serves one call at a time.
             self._reader, self._looker = (_reader(path) for _ in range(2))
         except BaseException:
             self._connection.close()
             raise
-        # Two, because a look must not wait for a sync; writes queue up before they come here.
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="feed file")
+        # Three: neither a look nor a write waits for a sync; writes queue up before they come here.
+        self._threads = ThreadPoolExecutor(3, thread_name_prefix="feed file")
         self._recovered: dict[int, frozenset[int]] = {}
         self._last_seq: int = self.read("last_seq")[0][0]
         self._file_id: int = int(self.read("file_id")[0][0])
@@ -197,6 +200,9 @@ class Store:
         self._reader.close()
         self._looker.close()
         self._connection.close()
+        if self._wal_fd is not None:
+            os.close(self._wal_fd)
+            self._wal_fd = None
         self._let_go()
 
     def _let_go(self) -> None:
@@ -251,23 +257,43 @@ class Store:
         work: Callable[[sqlite3.Connection], _Answer],
         *,
         durable: bool = False,
+        alone: bool = False,
         first: Callable[[], None] | None = None,
         then: Callable[[_Answer], None] | None = None,
     ) -> _Answer:
         """All or nothing of what ``work(connection)`` writes, in the file's thread; the answer is its answer.
 
+        With ``alone`` the work is one statement, which is a transaction by itself, or calls :meth:`whole`.
         ``first()`` is called in the loop, once it is our turn; ``then(answer)`` as soon as the loop knows that it is
         committed, also when whoever waits was cancelled meanwhile: what is in the file must be known in memory.
         """
         self.refuse_inside()
+
+        def do() -> tuple[_Answer, InboxUnavailable | None]:
+            if alone:
+                with _translated(self.path):
+                    answer = work(self._connection)
+            else:
+                answer = self.whole(work)
+            return answer, self._synced() if durable else None
+
+        def done(outcome: tuple[_Answer, InboxUnavailable | None]) -> None:
+            if then is not None:
+                then(outcome[0])
+
         async with self._turn:
             if first is not None:
                 first()
-            return await self._in_thread(self._whole, work, durable, then=then)
+            answer, not_synced = await self._in_thread(do, then=done)
+        if not_synced is not None:
+            raise not_synced
+        return answer
 
     async def sync(self) -> None:
         """Everything that was committed so far survives a power cut."""
-        await self.write(_touch, durable=True)
+        not_synced = await self._in_thread(self._synced)
+        if not_synced is not None:
+            raise not_synced
 
     @asynccontextmanager
     async def transaction(
@@ -279,11 +305,13 @@ class Store:
             self._writer = asyncio.current_task()
             try:
                 try:
-                    await self._in_thread(self._begin, durable)
+                    await self._in_thread(self._begin)
                     with _translated(self.path):
                         yield self._connection
                         self._still_open()
                     await self._in_thread(self._commit, then=None if then is None else lambda _: then())
+                    if durable:
+                        await self.sync()
                 except BaseException:
                     # SQLite rolls back by itself on some errors (a full disk), and says so here.
                     if self._connection.in_transaction:
@@ -292,8 +320,9 @@ class Store:
             finally:
                 self._writer = None
 
-    def _whole(self, work: Callable[[sqlite3.Connection], _Answer], durable: bool) -> _Answer:
-        self._begin(durable)
+    def whole(self, work: Callable[[sqlite3.Connection], _Answer]) -> _Answer:
+        """A transaction around the work; only in the file's thread and in the writer's turn."""
+        self._begin()
         try:
             with _translated(self.path):
                 answer = work(self._connection)
@@ -304,17 +333,27 @@ class Store:
             raise
         return answer
 
-    def _begin(self, durable: bool) -> None:
+    def _begin(self) -> None:
         with _translated(self.path):
-            # A change of the mode is refused inside a transaction, so it comes first.
-            if durable is not self._syncs:
-                self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-                self._syncs = durable
             self._connection.execute("BEGIN IMMEDIATE")
 
     def _commit(self) -> None:
         with _translated(self.path):
             self._connection.execute("COMMIT")
+
+    def _synced(self) -> InboxUnavailable | None:
+        """Sync what is committed; the answer is what went wrong. It is committed all the same."""
+        if self._syncs_itself:
+            return None
+        try:
+            if self._wal_fd is None:
+                # Kept: the kernel tells each open file of a failed write once. SQLite has no lock on this file that
+                # closing our descriptor could drop.
+                self._wal_fd = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+            os.fdatasync(self._wal_fd)
+        except OSError as err:
+            return InboxUnavailable(f"{self.path}: {err.strerror} (errno {err.errno}); committed, but not synced")
+        return None
 
     async def _in_thread(
         self, call: Callable[..., _Answer], *arguments: Any, then: Callable[[_Answer], None] | None = None
@@ -381,7 +420,6 @@ def _recovered(connection: sqlite3.Connection, last: LastRun, cause: Cause) -> d
     for charge in charges_after(cause, charges.values(), last.guilty):
         connection.execute(SQL["item_charge"], (charge.crashes, charge.kills, error, charge.seq))
     crash_point("feed.recover.charged")
-    connection.execute(SQL["touch"])
     in_flight: dict[int, frozenset[int]] = {}
     for seq, stream, *_ in rows if cause is not Cause.ORDERED else ():
         in_flight[stream] = in_flight.get(stream, frozenset()) | {seq}
@@ -391,10 +429,6 @@ def _recovered(connection: sqlite3.Connection, last: LastRun, cause: Cause) -> d
 def numbers(seqs: Iterable[int]) -> str:
     """As json_each reads them: one statement for a group costs a third of one statement for each."""
     return f"[{','.join(map(str, seqs))}]"
-
-
-def _touch(connection: sqlite3.Connection) -> None:
-    connection.execute(SQL["touch"])
 
 
 # A forked child (ProcessPoolExecutor) would keep the claim of a parent that was killed.
@@ -448,6 +482,17 @@ def _connect(path: Path, *, create: bool, busy_seconds: float = PATIENT_SECONDS)
         connection.close()
         raise
     return connection
+
+
+def _prepare(path: Path, connection: sqlite3.Connection) -> bool:
+    """Make it the writer's connection; whether SQLite syncs each commit itself, for want of a WAL."""
+    with _translated(path):
+        (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+        syncs_itself = str(mode) != "wal"
+        connection.execute(f"PRAGMA synchronous = {'FULL' if syncs_itself else 'NORMAL'}")
+        for statement in _statements(files("everdeck.feed").joinpath("sql/at_once.sql").read_text("utf-8")):
+            connection.execute(statement)
+    return syncs_itself
 
 
 def _reader(path: Path) -> sqlite3.Connection:

@@ -9,9 +9,6 @@ SELECT id FROM everdeck_file;
 -- name: file_id_set
 INSERT INTO everdeck_file (id) VALUES (?);
 
--- name: touch
-UPDATE everdeck_file SET syncs = syncs + 1;
-
 -- name: stream
 SELECT id, cursor, confirmed, floor, epoch, stored_at, done FROM everdeck_stream WHERE name = ?;
 
@@ -20,8 +17,7 @@ INSERT INTO everdeck_stream (name, phase) VALUES (?, ?);
 
 -- name: stream_advance
 UPDATE everdeck_stream
-SET phase = 'live', cursor = ?, confirmed = ?, floor = ?, epoch = ?, stored_at = ?,
-    last_batch = coalesce(?, last_batch)
+SET phase = 'live', cursor = ?, confirmed = ?, floor = ?, epoch = ?, stored_at = ?
 WHERE id = ?;
 
 -- name: stream_done
@@ -33,13 +29,6 @@ SELECT max((SELECT coalesce(max(seq), 0) FROM everdeck_seen), (SELECT coalesce(m
 -- name: seen
 SELECT id, epoch, digest FROM everdeck_seen WHERE stream = ? AND id IN (SELECT value FROM json_each(?));
 
--- name: seen_add
--- The rows come as one JSON array and the digests as one blob: one statement, however many rows.
-INSERT INTO everdeck_seen (seq, stream, id, epoch, digest, stored_at)
-SELECT value ->> 0, ?3, value ->> 1, value ->> 2,
-       CASE WHEN value ->> 3 THEN substr(?2, 1 + 8 * key, 8) END, ?4
-FROM json_each(?1);
-
 -- name: seen_oldest
 SELECT s.seq, s.stored_at, s.seq >= t.last_batch FROM everdeck_seen AS s JOIN everdeck_stream AS t ON t.id = s.stream
 ORDER BY s.seq;
@@ -47,11 +36,12 @@ ORDER BY s.seq;
 -- name: seen_forget
 DELETE FROM everdeck_seen WHERE seq IN (SELECT value FROM json_each(?));
 
--- name: item_add
--- As above: each row knows where its payload begins in the blob, and how long it is.
-INSERT INTO everdeck_item (seq, stream, id, key, payload, stored_at)
-SELECT value ->> 0, ?3, value ->> 1, value ->> 2, substr(?2, value ->> 3, value ->> 4), ?4
-FROM json_each(?1);
+-- name: batch_add
+-- See at_once.sql, as for the next one.
+INSERT INTO everdeck_batch VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: acks_add
+INSERT INTO everdeck_ack VALUES (?, ?, ?);
 
 -- name: item_add_dead
 INSERT INTO everdeck_item (seq, stream, id, key, payload, stored_at, state, attempts, error, died_at)

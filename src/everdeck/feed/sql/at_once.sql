@@ -1,0 +1,41 @@
+-- What is written for every update, as one statement each: an insert into one of these views, of the writer's connection
+-- alone. Nothing of it is in the file.
+
+-- A batch and the cursor behind it. The rows come as one JSON array (number, id, key, epoch, where the payload begins in
+-- the blob, its length, whether it has a digest) and the digests as one blob.
+CREATE TEMP VIEW everdeck_batch AS
+SELECT 0 AS refuse_known, 0 AS stream, 0 AS stored_at, '' AS batch, x'' AS payloads, x'' AS digests,
+       NULL AS cursor, 0 AS confirmed, 0 AS floor, 0 AS epoch, NULL AS first_seq;
+
+CREATE TEMP TRIGGER everdeck_batch_add INSTEAD OF INSERT ON everdeck_batch
+BEGIN
+    SELECT RAISE(ABORT, 'an id is known')
+    WHERE new.refuse_known AND EXISTS (
+        SELECT 1 FROM json_each(new.batch) AS b CROSS JOIN everdeck_seen AS s
+        ON s.stream = new.stream AND s.id = b.value ->> 1
+    );
+
+    INSERT INTO everdeck_seen (seq, stream, id, epoch, digest, stored_at)
+    SELECT value ->> 0, new.stream, value ->> 1, value ->> 3,
+           CASE WHEN value ->> 6 THEN substr(new.digests, 1 + 8 * key, 8) END, new.stored_at
+    FROM json_each(new.batch);
+
+    INSERT INTO everdeck_item (seq, stream, id, key, payload, stored_at)
+    SELECT value ->> 0, new.stream, value ->> 1, value ->> 2, substr(new.payloads, value ->> 4, value ->> 5),
+           new.stored_at
+    FROM json_each(new.batch);
+
+    UPDATE everdeck_stream
+    SET phase = 'live', cursor = new.cursor, confirmed = new.confirmed, floor = new.floor, epoch = new.epoch,
+        stored_at = new.stored_at, last_batch = coalesce(new.first_seq, last_batch)
+    WHERE id = new.stream;
+END;
+
+-- Items that are done: their numbers as a JSON array, and how many they are.
+CREATE TEMP VIEW everdeck_ack AS SELECT '' AS seqs, 0 AS count, 0 AS stream;
+
+CREATE TEMP TRIGGER everdeck_ack_add INSTEAD OF INSERT ON everdeck_ack
+BEGIN
+    DELETE FROM everdeck_item WHERE seq IN (SELECT value FROM json_each(new.seqs));
+    UPDATE everdeck_stream SET done = done + new.count WHERE id = new.stream;
+END;
