@@ -95,7 +95,8 @@ def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def noted(fd: int) -> None:
         sync(fd)
-        names.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)  # noqa: PTH115 - a kernel file
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115 - a kernel file
+        names.append(f"{path.name}/" if path.is_dir() else path.name)
 
     monkeypatch.setattr(os, "fdatasync", noted)
     return names
@@ -108,6 +109,7 @@ def test_a_batch_that_is_synced_has_its_log_on_disk(tmp_path: Path, syncs: list[
         async with Inbox(tmp_path / "bot.db") as inbox:
             stream = inbox.stream("telegram:1")
             await stream.begin()
+            assert syncs[:2] == [f"{tmp_path.name}/", "bot.db-wal"], "the name of the log, then the log"
             syncs.clear()
             await stream.store([Record(1, b"{}")], sync=False)
             assert syncs == []
@@ -145,6 +147,39 @@ def test_a_batch_whose_sync_fails_is_stored_and_not_told_to_be_safe(
             await stream.add(Record(1, b"{}"))
             assert stream.waiting == 1
             assert stored_ids(tmp_path / "bot.db") == [1]
+
+    asyncio.run(scenario())
+
+
+def test_after_a_refused_sync_everything_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells of what it could not write once, so the next sync of the log would prove nothing."""
+    sync = os.fdatasync
+
+    def broken(fd: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("-wal"):  # noqa: PTH115 - a kernel file
+            raise OSError(errno.EIO, "Input/output error")
+        sync(fd)
+
+    def without_log() -> list[int]:
+        alone = tmp_path / "alone.db"
+        alone.write_bytes((tmp_path / "bot.db").read_bytes())
+        return stored_ids(alone)
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            stream = inbox.stream("telegram:1")
+            await stream.begin()
+            await stream.add(Record(1, b"{}"))
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fdatasync", broken)
+                await stream.store([Record(2, b"{}")], sync=False)
+                with pytest.raises(InboxUnavailable, match="not synced"):
+                    await stream.synced()
+            await stream.synced()
+            assert without_log() == [1, 2]
+            await stream.store([Record(3, b"{}")], sync=False)
+            await stream.synced()
+            assert without_log() == [1, 2], "and the log is enough again"
 
     asyncio.run(scenario())
 

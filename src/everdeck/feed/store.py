@@ -29,12 +29,13 @@ import sqlite3
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from everdeck import disk
 from everdeck.crashpoints import crash_point
 from everdeck.errors import EverdeckError, FeedError, InboxUnavailable, PollerConflict
 from everdeck.feed import last_words
@@ -126,6 +127,7 @@ class Store:
         self._ledger: Ledger | None = None
         self._connection = _connect(path, create=create, busy_seconds=BUSY_SECONDS)
         self._wal_fd: int | None = None
+        self._doubtful = False  # a sync was refused
         try:
             self._syncs_itself = _prepare(path, self._connection)
             # Readers of the loop and of the thread, apart: a connection serves one call at a time.
@@ -342,17 +344,28 @@ class Store:
             self._connection.execute("COMMIT")
 
     def _synced(self) -> InboxUnavailable | None:
-        """Sync what is committed; the answer is what went wrong. It is committed all the same."""
+        """Sync what is committed; the answer is what went wrong. It is committed all the same.
+
+        Once that was refused, another sync proves nothing: the kernel tells of pages that it could not write once. They
+        are still in memory, so all of them are moved to the database first, which writes them anew.
+        """
         if self._syncs_itself:
             return None
         try:
-            if self._wal_fd is None:
-                # Kept: the kernel tells each open file of a failed write once. SQLite has no lock on this file that
-                # closing our descriptor could drop.
-                self._wal_fd = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
-            os.fdatasync(self._wal_fd)
-        except OSError as err:
-            return InboxUnavailable(f"{self.path}: {err.strerror} (errno {err.errno}); committed, but not synced")
+            with _translated(self.path):
+                if self._doubtful:
+                    _write_anew(self.path)
+                if self._wal_fd is None:
+                    # Kept, for the same reason; SQLite has no lock on this file that closing ours could drop. It is
+                    # made anew for each first user of the file, so its name has to be on the disk as well.
+                    self._wal_fd = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+                    disk.sync_directory(self.path.parent)
+                disk.sync(self._wal_fd)
+        except (OSError, FeedError) as err:
+            self._doubtful = True
+            why = f"{err.strerror} (errno {err.errno})" if isinstance(err, OSError) else str(err)
+            return InboxUnavailable(f"{self.path}: {why}; committed, but not synced")
+        self._doubtful = False
         return None
 
     async def _in_thread(
@@ -493,6 +506,15 @@ def _prepare(path: Path, connection: sqlite3.Connection) -> bool:
         for statement in _statements(files("everdeck.feed").joinpath("sql/at_once.sql").read_text("utf-8")):
             connection.execute(statement)
     return syncs_itself
+
+
+def _write_anew(path: Path) -> None:
+    """Move every commit from the write-ahead log to the database, by a connection of its own: it may be any thread."""
+    with closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = FULL")
+        busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    if busy:
+        raise InboxUnavailable(f"{path}: a sync failed, and somebody reads what has to be written anew")
 
 
 def _reader(path: Path) -> sqlite3.Connection:
