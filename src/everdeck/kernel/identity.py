@@ -27,7 +27,6 @@ from everdeck.model import Identity
 CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PIDFD_SIGNAL_PROCESS_GROUP: Final = 1 << 2
 _DEAD_STATES: Final = frozenset("ZXx")
-_DEAD_LETTERS: Final = frozenset({b"Z", b"X", b"x"})
 
 
 class Answer(Enum):
@@ -213,26 +212,16 @@ def _verify(identity: Identity, pidfd: int, *, by_inode: bool) -> None:
     if by_inode and identity.pidfd_inode is not None and inode is not None:
         return
     try:
-        start_ticks, dead = _start_and_end(identity.pid)
+        stat = read_stat(identity.pid)
     except ProcessGone:
         if is_readable(pidfd):
             raise
         # Alive by its pidfd, invisible in /proc: mounted with hidepid, or of another pid namespace.
         raise NotPermitted(f"pid {identity.pid} is hidden from us in /proc") from None
-    if start_ticks != identity.start_ticks:
+    if stat.start_ticks != identity.start_ticks:
         raise ProcessGone(f"pid {identity.pid} belongs to another process now")
-    if dead:
+    if stat.dead:
         raise ProcessGone(f"pid {identity.pid} is a zombie")
-
-
-def _start_and_end(pid: int) -> tuple[int, bool]:
-    """When it started, and whether it has ended: all that is compared of the thousands of a deck that is opened."""
-    raw = read_proc(pid, "stat")
-    rest = raw[raw.rfind(b")") + 1 :].split(None, 20)
-    try:
-        return int(rest[19]), rest[0] in _DEAD_LETTERS
-    except (IndexError, ValueError) as err:  # as in read_stat
-        raise ProcessGone(f"pid {pid} has ended") from err
 
 
 def is_readable(pidfd: int, seconds: float = 0) -> bool:
