@@ -373,6 +373,17 @@ async def _pod_with_lease(api: Api, name: str, node: str) -> None:
             await api.create(manifest)
 
 
+@contextlib.asynccontextmanager
+async def _a_deck_that_sees_a_pod(api: Api) -> AsyncGenerator[ClusterDeck, None]:
+    opened = await ClusterDeck(f"kubernetes:{api.namespace}").open()
+    try:
+        await _pod_with_lease(api, "alice", "n1")
+        await eventually(lambda: [one.node for one in opened.everybody()] == ["n1"], "it is seen")
+        yield opened
+    finally:
+        await opened.close()
+
+
 def test_a_pod_that_its_fence_has_left_does_not_wait_for_its_kubelet(
     with_api: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,11 +391,7 @@ def test_a_pod_that_its_fence_has_left_does_not_wait_for_its_kubelet(
     monkeypatch.setattr(deck, "STOP_SECONDS", 3.0)  # there is no kubelet: who waits for one waits for ever
 
     async def scenario(api: Api) -> None:
-        opened = ClusterDeck(f"kubernetes:{api.namespace}")
-        await opened.open()
-        try:
-            await _pod_with_lease(api, "alice", "n1")
-            await eventually(lambda: [one.node for one in opened.everybody()] == ["n1"], "it is seen")
+        async with _a_deck_that_sees_a_pod(api) as opened:
             uid = (await api.get("Pod", "alice-0"))["metadata"]["uid"]
             await api.delete("Pod", "alice-0")  # as the controller does that nobody runs here
             for left, holder in (("somebody-else", ""), (uid, "somebody")):
@@ -397,8 +404,6 @@ def test_a_pod_that_its_fence_has_left_does_not_wait_for_its_kubelet(
             await api.patch("Lease", "alice", {"spec": {"holderIdentity": ""}})
             assert (await stopping).state is State.STOPPED
             assert await _is_gone(api, "alice-0")
-        finally:
-            await opened.close()
 
     with_api(scenario)
 
@@ -408,11 +413,7 @@ def test_a_pod_of_an_earlier_start_is_replaced(with_api: Callable[..., Any], mon
     monkeypatch.setattr(deck, "START_SECONDS", 5.0)  # there is no kubelet, so nobody says a word
 
     async def scenario(api: Api) -> None:
-        opened = ClusterDeck(f"kubernetes:{api.namespace}")
-        await opened.open()
-        try:
-            await _pod_with_lease(api, "alice", "n1")
-            await eventually(lambda: [one.node for one in opened.everybody()] == ["n1"], "it is seen")
+        async with _a_deck_that_sees_a_pod(api) as opened:
             await opened.start("alice")
             assert "deletionTimestamp" not in (await api.get("Pod", "alice-0"))["metadata"]
             change = {"spec": {"template": {"metadata": {"annotations": {START_ANNOTATION: "newer"}}}}}
@@ -420,8 +421,6 @@ def test_a_pod_of_an_earlier_start_is_replaced(with_api: Callable[..., Any], mon
             await eventually(lambda: [one.start for one in opened.everybody()] == ["newer"], "it is seen")
             await opened.start("alice")
             assert "deletionTimestamp" in (await api.get("Pod", "alice-0"))["metadata"]
-        finally:
-            await opened.close()
 
     with_api(scenario)
 
