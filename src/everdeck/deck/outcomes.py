@@ -123,7 +123,6 @@ class Outcomes:
                 identity=order.identity,
                 cgroup=_born_in(order.launched),
                 started_at=now,
-                restarts=record.restarts + (order.kind is EventKind.RESTARTED),
             )
             told += told_end(order)
             told.append((record.name, order.kind, {"pid": order.identity.pid, **order.detail}))

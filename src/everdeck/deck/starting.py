@@ -182,6 +182,8 @@ class Starting:
                 adopted=False,
                 ready=False,
                 status_text=None,
+                # Now, so that an owner who dies before the outcome is recorded has counted it.
+                restarts=order.before.restarts + (order.kind is EventKind.RESTARTED),
                 # Why the last one ended; of an ill one it is told until this one is known to be well.
                 reason=order.before.reason if order.spec.health is not None else None,
             )
@@ -298,6 +300,7 @@ class Starting:
                 cookie=before.cookie,
                 identity=identity,
                 phase=State.RUNNING,
+                restarts=before.restarts,
                 started_at=self._parts.started_at(identity),
             )
             self.adopt([worker], {})
