@@ -15,7 +15,7 @@ from everdeck import Satellite
 from everdeck.cluster.api import Api
 from everdeck.cluster.export import manifests
 from everdeck.cluster.fence import STATUS_ANNOTATION, Deadline
-from everdeck.cluster.lease import Seen, Terms, Watched, may_take_at, watched
+from everdeck.cluster.lease import LONGEST_REST_SECONDS, Seen, Terms, Watched, may_take_at, rest_after, watched
 from everdeck.cluster.mirror import Mirror
 from everdeck.cluster.naming import LONGEST, name_of, object_name
 from everdeck.cluster.objects import Manifest, Settings, check, dependents, spec_of, stateful_set, volume_pod
@@ -29,6 +29,20 @@ pytestmark = pytest.mark.unit
 NAMES = st.from_regex(r"\A[A-Za-z0-9._@:+-]{1,128}\Z").filter(lambda name: name not in {".", ".."})
 SETTINGS = Settings("bots", image="example/bots:7")
 TERMS = Terms()
+
+
+# --- rests --------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10_000), st.floats(0, 1))
+def test_a_lease_that_is_lost_again_and_again_is_taken_more_slowly(losses: int, chance: float) -> None:
+    """The first time at once; then longer each time, apart from each other, and never for ever."""
+    rest = rest_after(losses, chance)
+
+    assert (rest == 0) == (losses <= 1)
+    assert rest <= LONGEST_REST_SECONDS
+    assert losses <= 1 or rest >= rest_after(losses, 1.0) / 2
+    assert rest_after(losses + 1, chance) >= rest
 
 
 # --- names --------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from everdeck.cluster.lease import Seen, Terms, Watched, may_take_at, watched
+from everdeck.cluster.lease import LONG_HELD_SECONDS, Seen, Terms, Watched, may_take_at, rest_after, watched
 from everdeck.crashpoints import crash_point
 from everdeck.kernel.identity import boottime
 from everdeck.kernel.sleep import sleep_until
@@ -242,6 +242,8 @@ class Fence:
     _watchdog: int = 0
     _renewed_at: float = 0.0
     _lost: bool = False
+    _losses: int = 0
+    _rests_until: float = 0.0
 
     def live(self) -> int:
         """Until the pod is to end; the exit code."""
@@ -252,12 +254,16 @@ class Fence:
         try:
             while not self._ending:
                 self._start_watchdog()
+                if (rest := self._rests_until - boottime()) > 0:
+                    self._wait(rest)
+                    continue
                 if not self._take():
                     continue
                 crash_point("fence.taken")
                 self._start_owner()
                 started_at = boottime()
-                self._hold()
+                lost = self._hold()
+                self._rest(lost=lost, held_for=boottime() - started_at)
                 if boottime() - started_at < _LOOK_AGAIN_SECONDS and not self._ending:
                     self._wait(_LOOK_AGAIN_SECONDS, quiet=True)  # a deck that cannot start is not tried in a circle
         except NotOurs as error:
@@ -354,8 +360,19 @@ class Fence:
 
     # --- holding --------------------------------------------------------------------------------------------------
 
-    def _hold(self) -> None:
-        """Renew until it cannot be done any more, then end what runs, in time."""
+    def _rest(self, *, lost: bool, held_for: float) -> None:
+        """After a Lease that was lost, and soon lost again."""
+        if not lost or held_for >= LONG_HELD_SECONDS:
+            self._losses = 0
+        if lost:
+            self._losses += 1
+            rest = rest_after(self._losses, random.random())  # noqa: S311 - to be spread
+            self._rests_until = boottime() + rest
+            if rest:
+                say(f"the Lease was lost {self._losses} times in a row; the next attempt is in {rest:.0f} s")
+
+    def _hold(self) -> bool:
+        """Renew until it cannot be done any more, then end what runs, in time; was the Lease lost?"""
         asked = troubled = False
         next_renewal = self._renewed_at + self.terms.renew
         while not self._ending:
@@ -384,9 +401,11 @@ class Fence:
             if self._wait(max(0.0, until - now)):
                 next_renewal = min(next_renewal, boottime())  # news for the Lease
         if not self._ending:
-            self._lost = self.deadline.passed or boottime() - self._renewed_at >= self.terms.polite
+            lost = self._lost = self.deadline.passed or boottime() - self._renewed_at >= self.terms.polite
             self._end_everything()
             self._lost = False
+            return lost or asked
+        return False
 
     def _check_pod_quietly(self) -> None:
         with contextlib.suppress(OSError, Refused, http.client.HTTPException):

@@ -19,6 +19,8 @@ DURATION_SECONDS: Final = 8.0
 MARGIN_SECONDS: Final = 2.0
 RENEW_SECONDS: Final = 2.0
 """How often the holder renews: three attempts may fail before anything must be ended."""
+LONG_HELD_SECONDS: Final = 60.0
+LONGEST_REST_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +81,14 @@ def may_take_at(watch: Watched, us: str, terms: Terms) -> float:
         return watch.since
     # The holder may have had other terms than we have: the longer ones count.
     return watch.since + max(watch.seen.duration, terms.duration) + terms.margin
+
+
+def rest_after(losses: int, chance: float) -> float:
+    """How long a holder waits that lost its lease so often in a row, each time after a short while.
+
+    The first time not at all. Where a hundred programs lose their leases because their machine is too busy, to start
+    them all again at once would keep it so; ``chance`` (0 to 1) spreads them.
+    """
+    if losses < 2:  # noqa: PLR2004 - the second time is the first that repeats
+        return 0.0
+    return float(min(LONGEST_REST_SECONDS, 2.0 ** min(losses - 1, 10)) * (0.5 + chance / 2))

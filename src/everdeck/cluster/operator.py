@@ -30,6 +30,10 @@ from everdeck.kernel.identity import boottime
 from everdeck.model import EventKind
 
 LEASE: Final = "everdeck-operator"
+LEADING: Final = Terms(duration=15.0)
+"""Longer than a worker's: two who lead would do no harm, since the API server refuses whoever has an old picture, and
+one who has much to do must not lose it by that."""
+AT_ONCE: Final = 8
 _log: Final = logging.getLogger("everdeck.operator")
 _AGAIN_SECONDS: Final = 1.0
 
@@ -40,6 +44,7 @@ class Operator:
     def __init__(self, api: Api, terms: Terms | None = None) -> None:
         self._api = api
         self._terms = terms or Terms()
+        self._leading = terms or LEADING
         self._us = f"{socket.gethostname()}_{os.getpid()}_{os.urandom(4).hex()}"
         self._events = EventLog(api)
         self._changed = asyncio.Event()
@@ -66,7 +71,7 @@ class Operator:
             with contextlib.suppress(ClientError):
                 lease = await self._own_lease()
                 watch = watched(watch, seen_in(lease), boottime())
-                at, asked_at = may_take_at(watch, self._us, self._terms), boottime()
+                at, asked_at = may_take_at(watch, self._us, self._leading), boottime()
                 if at <= asked_at and (taken := await self._write(lease)) is not None:
                     _log.info("leading as %s", self._us)
                     await self._lead(taken, asked_at)
@@ -79,16 +84,19 @@ class Operator:
         self.leads = True
         work = asyncio.get_running_loop().create_task(self._work())
         try:
-            while (left := renewed_at + self._terms.polite - boottime()) > 0 and not work.done():
-                await asyncio.wait({work}, timeout=min(left, self._terms.renew))
+            while (left := renewed_at + self._leading.polite - boottime()) > 0 and not work.done():
+                await asyncio.wait({work}, timeout=min(left, self._leading.renew))
                 sent_at = boottime()
                 # An answer that comes later than the Lease holds is none.
                 with contextlib.suppress(ClientError, TimeoutError):
-                    async with asyncio.timeout(renewed_at + self._terms.polite - sent_at):
+                    async with asyncio.timeout(renewed_at + self._leading.polite - sent_at):
                         written = await self._write(lease)
                     if written is None:
                         return
                     lease, renewed_at = written, sent_at
+        except asyncio.CancelledError:
+            await self._let_go(lease)
+            raise
         finally:
             self.leads = False
             work.cancel()
@@ -104,14 +112,20 @@ class Operator:
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": {"name": LEASE, "namespace": self._api.namespace, "labels": dict(MANAGED)},
-            "spec": {"holderIdentity": "", "leaseDurationSeconds": round(self._terms.duration)},
+            "spec": {"holderIdentity": "", "leaseDurationSeconds": round(self._leading.duration)},
         }
         return await self._api.create(manifest)
 
-    async def _write(self, lease: Manifest) -> Manifest | None:
+    async def _let_go(self, lease: Manifest) -> None:
+        """We are asked to end: whoever leads next need not wait."""
+        with contextlib.suppress(ClientError, TimeoutError):
+            async with asyncio.timeout(self._leading.request):
+                await self._write(lease, holder="")
+
+    async def _write(self, lease: Manifest, holder: str | None = None) -> Manifest | None:
         """Our name and the time; None if somebody else wrote since we read it."""
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        spec = {**lease["spec"], "holderIdentity": self._us, "renewTime": now}
+        spec = {**lease["spec"], "holderIdentity": self._us if holder is None else holder, "renewTime": now}
         try:
             return await self._api.replace({**lease, "spec": spec})
         except Conflict:
@@ -124,8 +138,8 @@ class Operator:
             for mirror in (self._pods, self._leases, self._sets, self._nodes):
                 await mirror.current.wait()  # nobody is judged by an old picture
             self._changed.clear()
-            await self._guarded(self._transfer)
             await self._guarded(self._rescue)
+            await self._guarded(self._transfer)
             next_at = self._next_due()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if next_at is None else max(0.05, next_at - boottime())):
@@ -140,31 +154,43 @@ class Operator:
             self._changed.set()
 
     async def _transfer(self) -> None:
-        for own, lease in list(self._leases.objects.items()):
-            version = lease["metadata"]["resourceVersion"]
-            made = self._sets.objects.get(own)
-            if made is None or self._transferred.get(own) == version:
-                continue
-            objects = Objects(made, None, lease)
-            report = objects.report
-            if report is not None:
-                await self._events.transfer(objects.name, report.deck, objects.told)
-            self._transferred[own] = version
+        for own in list(self._leases.objects):
+            await self._transfer_of(own)
+
+    async def _transfer_of(self, own: str) -> None:
+        lease, made = self._leases.objects.get(own), self._sets.objects.get(own)
+        if lease is None or made is None or self._transferred.get(own) == lease["metadata"]["resourceVersion"]:
+            return
+        objects = Objects(made, None, lease)
+        report = objects.report
+        if report is not None:
+            await self._events.transfer(objects.name, report.deck, objects.told)
+        self._transferred[own] = lease["metadata"]["resourceVersion"]
 
     async def _rescue(self) -> None:
-        for own, case in self._cases():
-            due = case.due_at
-            if due is None or due > boottime():
-                continue
-            if not await self._freed(case):
-                continue  # it was renewed at the last moment: somebody lives there
-            meta, node = case.pod["metadata"], case.pod["spec"]["nodeName"]
-            _log.warning("node %s does not answer and the Lease of %s is silent: its pod is forgotten", node, own)
-            await self._tell_of(own, node, meta["uid"])
-            crash_point("operator.told")
-            await self._api.delete("Pod", meta["name"], uid=meta["uid"], force=True)
-            self._pods.drop(meta["name"])
-            self.rescued += 1
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def rescued(own: str, case: Rescue) -> None:
+            async with places:
+                await self._rescue_one(own, case)
+
+        due = [(own, case) for own, case in self._cases() if case.due_at is not None and case.due_at <= boottime()]
+        outcomes = await asyncio.gather(*(rescued(own, case) for own, case in due), return_exceptions=True)
+        for failure in outcomes:  # one that failed has kept nobody else waiting
+            if failure is not None:
+                raise failure
+
+    async def _rescue_one(self, own: str, case: Rescue) -> None:
+        if not await self._freed(case):
+            return  # it was renewed at the last moment: somebody lives there
+        meta, node = case.pod["metadata"], case.pod["spec"]["nodeName"]
+        _log.warning("node %s does not answer and the Lease of %s is silent: its pod is forgotten", node, own)
+        await self._transfer_of(own)  # what it told itself comes before its end
+        await self._tell_of(own, node, meta["uid"])
+        crash_point("operator.told")
+        await self._api.delete("Pod", meta["name"], uid=meta["uid"], force=True)
+        self._pods.drop(meta["name"])
+        self.rescued += 1
 
     async def _tell_of(self, own: str, node: str, pod_uid: str) -> None:
         """Once for each pod, whoever leads: it is told before it is done, and a leader that dies then is followed."""
