@@ -205,8 +205,8 @@ class Durable:
         return await make_request(bot, method)
 
     async def _parsed(self, items: Sequence[Item]) -> list[Update]:
-        context = {"bot": self._bot}
-        return await self.polling.give_each(items, lambda item: Update.model_validate(item.value, context=context))
+        context, raw = {"bot": self._bot}, self.polling.raw
+        return await self.polling.give_each(items, lambda item: Update.model_validate(raw(item), context=context))
 
     async def _get_raw_updates(self, offset: int, timeout_seconds: int, limit: int) -> Any:
         asked = self.polling.asked

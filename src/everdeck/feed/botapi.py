@@ -41,6 +41,8 @@ _Update = TypeVar("_Update")
 # Below the five seconds that a deck, Docker's ten or systemd's ninety leave between SIGTERM and SIGKILL.
 CANCEL_SECONDS: Final = 1.0
 MOST_AT_ONCE: Final = 100
+READ_AT_MOST: Final = 256
+UPDATES_A_BREATH: Final = 16
 # The library shows a spinning clock, or a bill, until these are answered: they wait for nothing.
 OUT_OF_LINE: Final = ("callback_query", "inline_query", "shipping_query", "pre_checkout_query")
 # Handlers that let others pass are not limited by the library; this bounds memory, and what comes again after a crash.
@@ -227,6 +229,8 @@ class TelegramSource:
         self._is_conflict = is_conflict
         self._may_ask = asyncio.Event()
         self._not_before = 0.0
+        # What was read a moment ago, by the bytes that are stored of it: nearly always it is not read again.
+        self._read: dict[int, tuple[bytes, Any]] = {}
 
     def ask(self, asked: Asked) -> None:
         """The library has begun to poll, with these parameters; before that Telegram is not asked."""
@@ -241,7 +245,7 @@ class TelegramSource:
             await asyncio.sleep(max(0.0, self._not_before - loop.time()))  # noqa: TID251 - an interval is time
         raw = await self._call(position.offset, self.asked.timeout_seconds, MOST_AT_ONCE)
         self._not_before = loop.time() + self.every
-        records = [self.record(update) for update in raw]
+        records = [self._remembered(update) for update in raw]
         if self.counting:
             self._count(len(records))
         cursor = records[-1].cursor_after if records else None
@@ -255,6 +259,18 @@ class TelegramSource:
         left = int(self.record(raw[-1]).id) - int(self.record(first[0]).id) + 1 if raw and first else len(raw)
         log.info("%s: first run, %d updates were waiting; they are left (first_run='skip')", self.name, left)
         return int(self.record(raw[-1]).cursor_after) if raw else None
+
+    def raw(self, payload: bytes) -> Any:
+        """The update that is stored like this."""
+        found = self._read.pop(id(payload), None)
+        return msgspec.json.decode(payload) if found is None else found[1]
+
+    def _remembered(self, update: Any) -> Record:
+        record = self.record(update)
+        self._read[id(record.payload)] = record.payload, update
+        if len(self._read) > READ_AT_MOST:
+            del self._read[next(iter(self._read))]
+        return record
 
     def record(self, update: Any, payload: bytes | None = None) -> Record:
         """An update as it is stored: its JSON as it came, if that is at hand."""
@@ -343,6 +359,7 @@ class Polling:
         self._handouts: dict[int, Handout] = {}
         self.asking: asyncio.Task[Any] | None = None
         self._busy = 0
+        self._since_breath = 0
         self._changed = asyncio.Event()
 
     # --- the life of it ---------------------------------------------------------------------------------------
@@ -480,10 +497,22 @@ class Polling:
             is_ours = isinstance(error, PollerConflict) and isinstance(cause, Exception)
             self._trouble.set_result(cause if is_ours else error)  # type: ignore[arg-type]  # asked in the line above
 
+    def raw(self, item: Item) -> Any:
+        """Its update, as Telegram sent it. Once: whoever gets it may change it."""
+        return item.value if self._source is None else self._source.raw(item.payload)
+
+    async def breathe(self) -> None:
+        """Now and then let others have a turn: where handlers never wait, the pump could not get ahead of them."""
+        self._since_breath += 1
+        if self._since_breath >= UPDATES_A_BREATH:
+            self._since_breath = 0
+            await asyncio.sleep(0)  # noqa: TID251 - not a wait
+
     async def give_each(self, items: Sequence[Item], read: Callable[[Item], _Update]) -> list[_Update]:
         """What the library gets of these items. What ``read`` raises on is set aside: it would raise again."""
         updates = []
         for item in items:
+            await self.breathe()
             try:
                 update = read(item)
             except Exception as error:

@@ -21,7 +21,6 @@ import logging
 import pickle
 from datetime import timedelta
 from os import PathLike
-from sys import intern
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -45,6 +44,7 @@ from telegram.request._requestparameter import RequestParameter
 from everdeck.errors import FeedError, SpecError
 from everdeck.feed.botapi import (
     MOST_AT_ONCE,
+    READ_AT_MOST,
     Asked,
     Canceller,
     Handout,
@@ -72,10 +72,8 @@ __all__ = ["Persistence", "current_item", "durable_application"]
 # The name that Application.process_update gives to the task of a handler with block=False. Tasks that users start
 # themselves are theirs: one that runs for ever must not keep its update from being finished.
 _NON_BLOCKING: Final = ":process_update_non_blocking:"
-_NESTED: Final = frozenset({dict, list})
 # What waits in the library's queue has not begun: a stop hands it back, a crash is not held against it.
 AHEAD: Final = 64
-READ_AT_MOST: Final = 256
 
 log = logging.getLogger("everdeck.feed")
 permanent(BadRequest, ChatMigrated, Forbidden)  # a group that has moved is a 400 with a class of its own
@@ -251,14 +249,14 @@ class Durable:
 
     def _read_item(self, item: Item) -> Update:
         bot = self.app.bot
-        _, update = self._read.pop(id(item.payload), None) or (None, self.read(item.value))
+        _, update = self._read.pop(id(item.payload), None) or (None, self.read(self.polling.raw(item)))
         if isinstance(bot, ExtBot):
             bot.insert_callback_data(update)
         return update
 
     def read(self, raw: Any) -> Update:
         """An update of the library's from its JSON; raises whatever the library raises."""
-        return Update.de_json(_with_known_keys(raw), self.app.bot)
+        return Update.de_json(raw, self.app.bot)
 
     async def _get_raw_updates(self, offset: int, timeout_seconds: int, limit: int) -> Any:
         bot = self.app.bot
@@ -315,6 +313,8 @@ class Durable:
                 # As below, in fewer steps: this is nearly every update.
                 handout.item.settle_as_done()
                 self.polling.end(handout)
+                if self.app.concurrent_updates == 1:  # the next is begun by this very task
+                    await self.polling.breathe()
                 return
             forgive(handout)  # it may have ended in its own way
             if all(task.done() for task in handout.tasks):
@@ -799,17 +799,6 @@ def _written(method: str, fields: dict[str, Any]) -> bytes | None:
 def _chat(fields: dict[str, Any]) -> str | None:
     chat = fields.get("chat_id")
     return None if chat is None else str(chat)
-
-
-def _with_known_keys(value: Any) -> Any:
-    """The same JSON with interned names: the library passes them as keyword arguments.
-
-    CPython finds the parameter of an interned name by identity, and otherwise compares it with every name of a hundred:
-    a message is read in three quarters of the time (seen with CPython 3.11).
-    """
-    if type(value) is dict:
-        return {intern(name): _with_known_keys(one) if type(one) in _NESTED else one for name, one in value.items()}
-    return [_with_known_keys(one) for one in value] if type(value) is list else value
 
 
 def _uncancel() -> None:
