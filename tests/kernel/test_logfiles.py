@@ -17,6 +17,7 @@ from everdeck.logs import ledger as logledger
 from everdeck.logs import reader as logreader
 from everdeck.model import Log
 from support.logs_places import FILESYSTEMS, METHODS, directory_on
+from support.logs_rotation import Rotations
 from support.logs_writer import numbered
 
 SMALL = Log(max_bytes=20_000, keep=1000, compress=False)
@@ -311,6 +312,48 @@ def test_an_archive_the_ledger_lost_sight_of_counts(place: tuple[str, Path]) -> 
     (log_dir / "busy").touch()
     logfiles.recover(log_dir)
     assert whole(log_dir) == by_hand(log_dir) == first + second
+
+
+@pytest.mark.parametrize("since", ["nothing", "a mark", "more than was lost"])
+@pytest.mark.parametrize("kept", [0, 5_000, 16_000, 20_000])
+@pytest.mark.parametrize("entry", ["lost", "there", "never made"])
+@pytest.mark.parametrize("punched", [0, 4_096])
+def test_a_power_cut_in_a_rotation_shows_no_line_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, kept: int, since: str, punched: int
+) -> None:
+    """The archive was synced and the file was not: of what is archived the disk has a part, or holes, or all."""
+    log_dir, first = tmp_path / "log", entry == "never made"
+    if not first:
+        append(log_dir, numbered(0, 300))
+        assert logfiles.rotate_if_due(log_dir, SMALL, NOW) is not None
+    with Rotations() as rotations:
+        ledger = (log_dir / "ledger").read_bytes() if not first else b" " * 1024
+        current = (log_dir / "current").read_bytes() if not first else b""
+        archived_from = len(whole(log_dir)) - len(current) if not first else 0
+        lines = numbered(10_000, 240)
+        append(log_dir, lines)
+        current += lines
+        assert rotations.run(log_dir, SMALL.max_bytes, SMALL.keep, "log.named") == -9
+    archive = log_dir / logledger.archives(log_dir)[-1].name
+    archived = archive.read_bytes()
+    assert current.startswith(archived)
+    if entry != "there":
+        (log_dir / "ledger").write_bytes(ledger)
+    kept = min(kept, len(current))
+    front = bytes(min(punched, kept)) + current[min(punched, kept) : kept]
+    monkeypatch.setattr(logledger, "boot_id", lambda: "another")
+    (log_dir / "current").write_bytes(front)
+    new = {"nothing": b"", "a mark": b"--- new ---\n", "more than was lost": b"--- new ---\n" * 4000}[since]
+    append(log_dir, new)
+
+    logfiles.recover(log_dir)
+
+    there = b"".join((log_dir / one.name).read_bytes() for one in logledger.archives(log_dir))
+    assert len(there) == archived_from + len(archived)
+    assert whole(log_dir) == there + current[len(archived) : kept] + new
+    rotated = logfiles.rotate_if_due(log_dir, Log(max_bytes=4096, keep=1000, compress=False), NOW + 10)
+    assert rotated is not None or len(new) < 4096
+    assert whole(log_dir) == there + current[len(archived) : kept] + new
 
 
 def test_a_full_disk_loses_no_byte(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def waiting_bytes(log_dir: Path | str) -> int:
         return 0
     try:
         size = os.fstat(fd).st_size
-        return max(0, logledger.base_in(fd, ledger, size) + size - ledger.head)
+        return max(0, logledger.base_in(fd, ledger, size, log_dir) + size - ledger.head)
     finally:
         os.close(fd)
 
@@ -248,15 +248,20 @@ def _forget(path: Path) -> None:
 class _Rotator:
     """One log directory, locked, with what a rotation needs at hand."""
 
-    __slots__ = ("_method", "block", "current", "dir_fd", "ledger", "ledger_fd", "log_dir")
+    __slots__ = ("_method", "block", "current", "dir_fd", "ledger", "ledger_fd", "log_dir", "power_was_cut")
 
     def __init__(self, log_dir: Path, dir_fd: int, current: int) -> None:
         self.log_dir = log_dir
         self.dir_fd = dir_fd
         self.current = current
         self.ledger = logledger.load(log_dir, dir_fd=dir_fd)
+        self.power_was_cut = self.ledger.is_of_another_boot
         if self.ledger.number == 0:
             self.ledger = logledger.rebuilt(log_dir)
+            if self.ledger.newest and logledger.is_blank(dir_fd):
+                # A ledger without an entry, beside an archive: the power was cut in the first rotation.
+                self.power_was_cut = True
+                self.ledger = self.ledger.changed(base=logledger.start_of(self.ledger.newest), punched=False)
         self.ledger_fd = -1
         # Collapse and punch count in whole blocks; a page where the filesystem claims less.
         self.block = max(os.fstatvfs(current).f_bsize, 4096)
@@ -533,12 +538,21 @@ class _Rotator:
             if archive.start == self.ledger.head and not archive.compressed:
                 end = archive.start + os.stat(archive.name, dir_fd=self.dir_fd).st_size
                 self._write(self.ledger.changed(head=end, newest=archive.name, punched=False))
+                self.power_was_cut = True
 
     def _notice_emptied(self) -> None:
-        """If somebody emptied the file by hand, what is in it now is new, and begins at ``head``."""
+        """If somebody emptied the file by hand, what is in it now is new, and begins at ``head``.
+
+        So is what was written since the power was cut, behind what the disk had kept of the bytes that are archived.
+        """
         ledger = self.ledger
         archived = ledger.head - ledger.base
         if archived <= 0:
+            return
+        if self.power_was_cut and not ledger.punched:
+            kept = logledger.archived_front(self.current, ledger, self.log_dir)
+            if kept < archived:
+                self._write(ledger.changed(base=ledger.head - kept))
             return
         shorter = os.fstat(self.current).st_size < archived
         if shorter or (ledger.punched and any(os.pread(self.current, min(archived, 4096), 0))):
@@ -595,6 +609,7 @@ class _Rotator:
 
     def _write(self, ledger: Ledger, *, durable: bool = False) -> None:
         self._open_ledger()
+        ledger = ledger._replace(boot=logledger.this_boot())
         logledger.write(self.ledger_fd, ledger, durable=durable)
         self.ledger = ledger
 

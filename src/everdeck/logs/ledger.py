@@ -20,6 +20,10 @@ after reading knows that what it read was in place (the argument of a sequence l
 Whether the first ``dropping`` bytes have already left the file cannot be told from its size (the worker
 appends) nor from its content (a log may repeat itself). So before they are removed a random **stamp** is
 written over them: stamp there, not removed; stamp not there, removed.
+
+A power cut may take from the end of ``current`` what an archive already holds, because the archive was synced and the
+file is the worker's. So an entry also names the **boot** it was made in: of another one, what is at the front of the
+file is compared with the archives, and what differs from them is new.
 """
 
 import contextlib
@@ -34,6 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, Self
 
 from everdeck import disk
+from everdeck.kernel.identity import boot_id
 
 if TYPE_CHECKING:
     import gzip
@@ -50,6 +55,7 @@ _SLOT_BYTES: Final = 512
 # Nothing there, or something that is no file of ours: a link, a socket.
 _NO_FILE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
 STAMP_BYTES: Final = 32
+_COMPARE_BYTES: Final = 1 << 16
 # A gzip member's head (RFC 1952) with our extra field "TL": how long the member is, compressed and plain.
 MEMBER_HEAD: Final = struct.Struct("<BBBBIBBH2sHII")
 
@@ -66,10 +72,21 @@ class Ledger(NamedTuple):
     how: str = ""
     stamp: str = ""
     punched: bool = True
+    boot: str = ""
+
+    @property
+    def is_of_another_boot(self) -> bool:
+        """Was the machine off since this was written?"""
+        return bool(self.boot) and self.boot != this_boot()
 
     def changed(self, **fields: object) -> Self:
         """The next entry, with these fields changed."""
         return self._replace(number=self.number + 1, **fields)  # type: ignore[arg-type]  # fields as above
+
+
+def this_boot() -> str:
+    """The name of this boot, in few letters: an entry has half a kilobyte."""
+    return f"{zlib.crc32(boot_id().encode()):08x}"
 
 
 class Archive(NamedTuple):
@@ -127,6 +144,18 @@ def load(log_dir: Path | str, *, dir_fd: int | None = None) -> Ledger:
         os.close(fd)
     slots = [slot for at in (0, _SLOT_BYTES) if (slot := _unpacked(data[at : at + _SLOT_BYTES])) is not None]
     return max(slots, default=Ledger())
+
+
+def is_blank(dir_fd: int) -> bool:
+    """Is there a ledger in which nothing was ever written, as far as the disk knows?"""
+    try:
+        fd = os.open(LEDGER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+    except OSError:
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(fd).st_mode) and not os.pread(fd, 2 * _SLOT_BYTES, 0).strip(b" \0")
+    finally:
+        os.close(fd)
 
 
 def rebuilt(log_dir: Path | str) -> Ledger:
@@ -204,15 +233,41 @@ def stamp_bytes(stamp: str) -> bytes:
     return bytes.fromhex(stamp)
 
 
-def base_in(current_fd: int, ledger: Ledger, size: int) -> int:
+def base_in(current_fd: int, ledger: Ledger, size: int, log_dir: Path | str) -> int:
     """The position of the file's first byte now, also while a removal is under way or somebody truncated it."""
-    base = ledger.base
-    if ledger.dropping and not is_stamped(current_fd, ledger):
-        base += ledger.dropping
-    if size < ledger.head - base and not ledger.dropping:
-        # Shorter than what was archived from it: somebody emptied the file by hand. What comes now is new.
-        return ledger.head
-    return base
+    if ledger.dropping:
+        return ledger.base if is_stamped(current_fd, ledger) else ledger.base + ledger.dropping
+    archived = ledger.head - ledger.base
+    if archived > 0 and not ledger.punched and ledger.is_of_another_boot:
+        return ledger.head - archived_front(current_fd, ledger, log_dir)
+    # Shorter than what was archived from it: somebody emptied the file by hand. What comes now is new.
+    return ledger.head if size < archived else ledger.base
+
+
+def archived_front(current_fd: int, ledger: Ledger, log_dir: Path | str) -> int:
+    """How much of the front of the file is what the archives hold from ``base`` to ``head``, or is punched out."""
+    at = ledger.base
+    for archive in archives(log_dir, ledger.newest):
+        if archive.compressed or archive.start >= ledger.head:
+            continue
+        at = max(at, archive.start)
+        with contextlib.suppress(FileNotFoundError), open(f"{log_dir}/{archive.name}", "rb") as file:  # noqa: PTH123 - a hot path
+            while at < ledger.head and (held := os.pread(file.fileno(), _COMPARE_BYTES, at - archive.start)):
+                found = os.pread(current_fd, len(held), at - ledger.base)
+                same = _same(found, held)
+                at += same
+                if same < len(held):
+                    return at - ledger.base
+    return at - ledger.base
+
+
+def _same(found: bytes, held: bytes) -> int:
+    """How many bytes of ``found``, from its first, are those of ``held`` or zeros."""
+    if found == held:
+        return len(found)
+    return next(
+        (n for n, (one, other) in enumerate(zip(found, held, strict=False)) if one and one != other), len(found)
+    )
 
 
 def members(fd: int) -> list[tuple[int, int]]:

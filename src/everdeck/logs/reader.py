@@ -381,9 +381,9 @@ class LogView:
             if fd < 0:
                 return ledger.head
             size = os.fstat(fd).st_size
-            base = logledger.base_in(fd, ledger, size)
+            base = logledger.base_in(fd, ledger, size, self._log_dir)
             # The size belongs to this base only if nothing was removed in between.
-            if self._ledger() == ledger and logledger.base_in(fd, ledger, size) == base:
+            if self._ledger() == ledger and logledger.base_in(fd, ledger, size, self._log_dir) == base:
                 return base + size
 
     def read(self, position: int, size: int) -> tuple[int, bytes]:
@@ -435,9 +435,9 @@ class LogView:
         if fd < 0:
             return b""
         length = os.fstat(fd).st_size
-        base = logledger.base_in(fd, ledger, length)
+        base = logledger.base_in(fd, ledger, length, self._log_dir)
         data = os.pread(fd, size, position - base) if position - base < length else b""
-        if self._ledger() != ledger or logledger.base_in(fd, ledger, length) != base:
+        if self._ledger() != ledger or logledger.base_in(fd, ledger, length, self._log_dir) != base:
             return None
         return data
 
