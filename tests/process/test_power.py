@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ import pytest
 
 from everdeck import Deck, config, disk
 from everdeck.errors import ConfigRefused, RegistryError, SpecError
-from everdeck.model import EventKind
+from everdeck.model import DurabilityMode, EventKind
 from everdeck.registry import Registry
 from support import deck_owner, power_trace
 from support.deck_owner import Owner
@@ -176,6 +177,31 @@ def test_an_answer_comes_after_its_sync_and_nothing_waits_longer_than_a_second(d
     waits = [one.at - one.written_at for one in syncs if one.written_at is not None]
     assert waits
     assert max(waits) < 30, "a second, and more only because the machine is busy"
+
+
+@pytest.mark.parametrize("durability", ["power", "process"])
+def test_a_removed_workers_files_go_only_when_the_disk_knows_of_the_removal(
+    durability: DurabilityMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut may bring the record back, and then its secrets must be there, or the directory set aside."""
+    told: list[str] = []
+
+    def telling(what: str, act: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            answer = act(*arguments)
+            told.append(what)
+            return answer
+
+        return call
+
+    with Deck(tmp_path / "state", durability=durability) as deck:
+        deck.start("ada", FOREVER, secrets={"KEY": "value"})
+        monkeypatch.setattr(Registry, "delete", telling("recorded", Registry.delete))
+        monkeypatch.setattr(Registry, "sync", telling("synced", Registry.sync))
+        monkeypatch.setattr(disk, "remove_tree", telling("gone", disk.remove_tree))
+        deck.remove("ada")
+        assert "synced" in told[told.index("recorded") : told.index("gone")]
+        assert list((tmp_path / "state" / "workers").iterdir()) == []
 
 
 def test_no_answer_waits_for_the_empty_home_of_a_new_worker(tmp_path: Path) -> None:

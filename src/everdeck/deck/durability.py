@@ -64,6 +64,14 @@ class Durability:
         if self.mode == "power":
             await self._settled(self._registry.writes)
 
+    async def on_disk(self) -> bool:
+        """Wait until what was recorded so far survives a power cut, in either mode; False if the disk refuses it."""
+        try:
+            await self._settled(self._registry.writes)
+        except (RegistryError, OSError):
+            return False
+        return True
+
     async def _settled(self, writes: int) -> None:
         while self._synced < writes and not self._closed:
             if self._syncing is None:

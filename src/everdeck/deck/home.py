@@ -125,22 +125,27 @@ class DeckHome:
                 names.append(worker_name(entry))
         return names
 
-    def set_aside(self, name: WorkerName) -> None:
-        """The first step of a removal, in one move: from here on the directory is no worker's."""
+    def set_aside(self, name: WorkerName) -> Path | None:
+        """The first step of a removal, in one move: from here on the directory is no worker's. Where it is now."""
         aside = self.workers_dir / f"{_REMOVING}{name}~{os.urandom(4).hex()}"
         try:
             (self.workers_dir / name).rename(aside)
         except FileNotFoundError:
-            return
+            return None
         except OSError as err:
             raise StateDirRefused(f"{self.workers_dir / name}: {err.strerror}") from err
+        return aside
+
+    def clear(self, aside: Path) -> None:
+        """The last step: remove what was set aside. What cannot be removed now is tried again by the next owner."""
+        with contextlib.suppress(OSError):
+            disk.remove_tree(aside)
 
     def clear_set_aside(self) -> None:
-        """The last step: remove what was set aside. What cannot be removed now is tried again by the next owner."""
+        """The same for all that earlier owners have set aside."""
         for entry in os.listdir(self.workers_dir):  # noqa: PTH208
             if entry.startswith(_REMOVING):
-                with contextlib.suppress(OSError):
-                    disk.remove_tree(self.workers_dir / entry)
+                self.clear(self.workers_dir / entry)
 
     def removals_begun(self) -> list[str]:
         """Names whose removal an earlier owner began: their directory is set aside, their record may be left."""

@@ -667,7 +667,7 @@ class Owner(MessageVerbs):
             await self._ending.stop([worker])
             crash_point("remove.stopped")
             parts.deeds.begin(key)
-            self._home.set_aside(key)
+            aside = self._home.set_aside(key)
             parts.durability.also(str(self._home.workers_dir))
             crash_point("remove.set-aside")
             parts.forget(key, EventKind.STOPPED, removed=True)
@@ -679,7 +679,10 @@ class Owner(MessageVerbs):
                 parts.gatherer.remove(cgroup)
                 parts.gatherer.remove(containment.joined_later(cgroup))
             await asyncio.to_thread(idle_readers.dismiss, self._home.workers_dir / key)
-            await asyncio.to_thread(self._home.clear_set_aside)
+            # Not before the disk knows that it was removed: a record that comes back needs its secrets.
+            if aside is not None and await parts.durability.on_disk():
+                crash_point("remove.on-disk")
+                await asyncio.to_thread(self._home.clear, aside)
 
     async def adopt(self, name: str | int, pid: int, **fields: Any) -> WorkerStatus:
         """Take over a process that somebody else started, without stopping it.

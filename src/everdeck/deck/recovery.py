@@ -29,6 +29,7 @@ from everdeck.errors import (
     KernelError,
     NameRefused,
     ProcessGone,
+    RegistryError,
     RegistryUnavailable,
     ResourceExhausted,
     SpecError,
@@ -112,7 +113,9 @@ class Recovery:
                 with parts.deeds.resumed_removal(name):
                     parts.forget(WorkerName(name), EventKind.STOPPED, removed=True)
         if begun:
-            parts.home.clear_set_aside()
+            with contextlib.suppress(RegistryError):  # what the disk refuses now, the next owner finishes
+                parts.registry.sync()
+                parts.home.clear_set_aside()
 
     async def bring_up(self, worker: Worker) -> None:
         """Nobody runs for this worker: do what its record says comes next."""
