@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from everdeck.cluster.fence import DEADLINE_FD_ENV, REPORT_FD_ENV, Deadline
-from everdeck.cluster.pod import RESTART, SECRET_PREFIX, SPEC_FILE
+from everdeck.cluster.volume import RESTART, SECRET_PREFIX, SPEC_FILE
 from everdeck.feed import Inbox, Record
 from everdeck.feed.claims import Claims
 from everdeck.kernel.identity import boottime

@@ -49,9 +49,9 @@ from everdeck.cluster.objects import (
     volume_pod,
 )
 from everdeck.cluster.observe import Objects, status_of, trouble_of
-from everdeck.cluster.pod import RESTART
 from everdeck.cluster.post import ClusterMessages, Post, to_send
 from everdeck.cluster.read import Told, Wish
+from everdeck.cluster.volume import RESTART
 from everdeck.crashpoints import crash_point
 from everdeck.errors import (
     ClientError,

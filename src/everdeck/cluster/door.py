@@ -9,7 +9,7 @@ import select
 import socket
 import sys
 
-from everdeck.cluster.pod import STATE
+from everdeck.cluster.volume import STATE
 from everdeck.statedir import StateDir
 
 

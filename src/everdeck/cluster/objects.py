@@ -16,7 +16,7 @@ import msgspec
 
 from everdeck.cluster.lease import Terms
 from everdeck.cluster.naming import object_name
-from everdeck.cluster.pod import SECRET_PREFIX, SPEC_FILE
+from everdeck.cluster.volume import SECRET_PREFIX, SPEC_FILE
 from everdeck.errors import LimitUnavailable, SpecError
 from everdeck.model import WorkerName, WorkerSpec
 

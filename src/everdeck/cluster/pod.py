@@ -22,23 +22,17 @@ import msgspec
 
 from everdeck import AsyncDeck
 from everdeck.cluster.fence import DEADLINE_FD_ENV, REPORT_FD_ENV, Deadline, say
-from everdeck.deck.feeds import feed_of
+from everdeck.cluster.volume import GIVEN, RESTART, SECRET_PREFIX, SPEC_FILE, STATE, VOLUME
 from everdeck.errors import EverdeckError, UnknownWorker
 from everdeck.faults import Fault, fault_of
 from everdeck.logs.keeper import bundles
 from everdeck.logs.reader import Follower, LogView
 from everdeck.model import Event, Limits, Secret, State, WorkerName, WorkerSpec, WorkerStatus, worker_name
-from everdeck.satellites import FEED, bridge
+from everdeck.satellites import FEED
 from everdeck.statedir import StateDir
 
-VOLUME: Final = Path(os.environ.get("EVERDECK_VOLUME", "/everdeck"))
-STATE: Final = VOLUME / "deck"
-GIVEN: Final = Path(os.environ.get("EVERDECK_GIVEN", "/etc/everdeck"))
 START: Final = os.environ.get("EVERDECK_START", "")
-RESTART: Final = "restart-"  # so begins the id of a start that is one
 _DONE: Final = VOLUME / "restarted"  # the id of the newest restart that was done
-SPEC_FILE: Final = "spec.json"
-SECRET_PREFIX: Final = "secret."  # noqa: S105 - the beginning of a file's name
 MOST_TOLD: Final = 50
 MEASURED_SECONDS: Final = 10.0
 """How often processor and memory are told, though nothing happens."""
@@ -156,6 +150,9 @@ def _forget_readers(name: WorkerName, spec: WorkerSpec) -> None:
     On another machine its boot id would tell; on the same one only its lease, a minute later.
     """
     if spec.satellite is not None and (StateDir(STATE).worker(name).data / FEED).exists():
+        from everdeck.deck.feeds import feed_of  # noqa: PLC0415 - most pods have no feed, and all of them must start soon
+        from everdeck.satellites import bridge  # noqa: PLC0415 - as above
+
         with contextlib.suppress(EverdeckError), bridge.opened(feed_of(STATE, name, spec)) as claims:
             claims.forget_unseen()
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from everdeck.cluster.api import Api
-from everdeck.cluster.desk import Answer, Decide, Ended, Handed, Kept, Letters
+from everdeck.cluster.forms import Answer, Decide, Ended, Handed, Kept, Letters
 from everdeck.cluster.inside import output_of, spoken_with
 from everdeck.cluster.objects import pod_name
 from everdeck.cluster.observe import Objects

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from everdeck.cluster.pod import STATE
+from everdeck.cluster.volume import STATE
 from everdeck.logs import reader
 from everdeck.model import worker_name
 from everdeck.statedir import StateDir

@@ -20,7 +20,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from everdeck.cluster.pod import STATE
+from everdeck.cluster.volume import STATE
 from everdeck.deck import notes
 from everdeck.model import Cookie, WorkerSpec, worker_name
 from everdeck.statedir import StateDir, WorkerDir
