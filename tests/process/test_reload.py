@@ -5,13 +5,16 @@ import http.client
 import os
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from everdeck.clock import Clock
 from everdeck.kernel import unixsocket
+from everdeck.server import fitness
 from everdeck.wire.client import WireClient
 from everdeck.wire.frames import Cutter, Welcome, decode_answered
 from support.cli_daemon import EVERDECK, PATIENCE_SECONDS, Person
@@ -165,6 +168,42 @@ def test_a_configuration_that_became_wrong_is_found_before_the_reload(tmp_path: 
         refused = served.person.types("reload", expect=1)
         assert "nonsense" in refused.stderr
         assert served.person.worker("alice")["pid"] == pid
+
+
+def test_a_module_that_hides_one_of_ours_is_found_before_the_reload(tmp_path: Path, person: Person) -> None:
+    """No file of the running code has changed, and the next image would not start all the same."""
+    person.env["PYTHONPATH"] = str(tmp_path)
+    owner = person.up()
+    (tmp_path / "uvicorn.py").write_text("raise RuntimeError('this is not the one')\n")
+    assert "this is not the one" in person.types("reload", expect=1).stderr
+    assert person.owner() == owner
+
+
+def test_code_is_the_same_until_a_file_or_a_folder_of_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever times somebody gives to a file, the kernel knows when it was changed; a stepped clock proves nothing."""
+    code, wall, boot = tmp_path / "code.py", Clock().wall(), Clock().boottime()
+    code.touch()
+    monkeypatch.setattr(fitness, "_made_of", lambda: [str(tmp_path), str(code)])
+    monkeypatch.setattr(fitness, "_STARTED", (wall + 60, boot + 60))
+    assert fitness.is_same_code()
+    monkeypatch.setattr(fitness, "_STARTED", (wall + 60, boot))
+    assert not fitness.is_same_code()
+    monkeypatch.setattr(fitness, "_STARTED", (wall, boot))
+    os.utime(code, (0, 0))
+    assert not fitness.is_same_code()
+    monkeypatch.setattr(fitness, "_STARTED", (wall + 60, boot + 60))
+    code.unlink()
+    assert not fitness.is_same_code()
+
+
+def test_the_running_code_is_known_down_to_its_folders() -> None:
+    """Files of every module, data of the package, and the folders in which a module could come to hide another."""
+    made_of = set(fitness._made_of())
+    assert {fitness.__file__, str(Path(fitness.__file__).parent), sys.executable} <= made_of
+    assert any(name.endswith(".sql") for name in made_of)
+    assert {place for place in sys.path if Path(place).exists()} <= made_of
 
 
 @contextlib.contextmanager

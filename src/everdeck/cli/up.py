@@ -63,7 +63,13 @@ def up(options: Namespace) -> int:
     # five thousand workers. The daemon looks once when it is up, and from then on as usual.
     gc.disable()
     try:
-        from everdeck.server import TYPED_IN_ENV, daemon
+        from everdeck.server import TYPED_IN_ENV, fitness
+
+        act = fitness.check
+        if not options.check or not fitness.code_is_known():
+            from everdeck.server import daemon
+
+            act = fitness.check if options.check else daemon.run
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] == "everdeck":
             raise
@@ -74,10 +80,10 @@ def up(options: Namespace) -> int:
     settings = _settings(options)
     ready_fd = os.environ.pop(READY_FD_ENV, None)
     elsewhere = options.where if options.where.startswith(CLUSTER) else None
-    chosen = daemon.DaemonOptions(state_dir=options.state, elsewhere=elsewhere, ready=_ready(ready_fd), **settings)
+    chosen = fitness.DaemonOptions(state_dir=options.state, elsewhere=elsewhere, ready=_ready(ready_fd), **settings)
     try:
-        return daemon.check(chosen, sys.stdout) if options.check else daemon.run(chosen, sys.stdout)
-    except daemon.ListenRefused as error:
+        return act(chosen, sys.stdout)
+    except fitness.ListenRefused as error:
         print(f"everdeck: {error}", file=sys.stderr)
         return USED_WRONGLY
 
@@ -108,7 +114,7 @@ def _settings(options: Namespace) -> dict[str, Any]:
     from msgspec import UNSET
 
     from everdeck.config import DEFAULT_FILE, ServerTable, load
-    from everdeck.server.daemon import DEFAULT_LISTEN
+    from everdeck.server.fitness import DEFAULT_LISTEN
 
     file = options.file or (DEFAULT_FILE if Path(DEFAULT_FILE).is_file() else None)
     config = None if file is None else load(file)

@@ -11,16 +11,14 @@ no connection is refused or reset meanwhile.
 import asyncio
 import contextlib
 import gc
-import ipaddress
 import json
 import logging
 import os
 import signal
 import socket
-import ssl
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
@@ -29,100 +27,37 @@ from typing import Any, Final, NoReturn, TextIO
 
 from msgspec import UNSET
 
-from everdeck import __version__, child, wording
-from everdeck.access import LocalPeople
-from everdeck.config import Config, said_for_kubernetes
+from everdeck import child, wording
+from everdeck.config import said_for_kubernetes
 from everdeck.deck import AsyncDeck
 from everdeck.deck.home import make_state_dir
 from everdeck.deck.peek import peek
-from everdeck.errors import DeckError, StateDirRefused
+from everdeck.errors import DeckError
 from everdeck.kernel import heap, orphans, spawn
 from everdeck.model import Event, WorkerStatus
-from everdeck.registry import check_writable, read_only
-from everdeck.server import TYPED_IN_ENV, activation, applying
-from everdeck.server.app import create_app, create_litestar
+from everdeck.server import TYPED_IN_ENV, activation, applying, fitness
+from everdeck.server.app import create_app
 from everdeck.server.auth import Door
 from everdeck.server.documents import Applied, ApplyRequest
+from everdeck.server.fitness import DaemonOptions
 from everdeck.server.samples import RECORD_SECONDS
 from everdeck.server.services import Services
 from everdeck.server.serving import HttpFront
-from everdeck.server.tokens import read_token, token_of
+from everdeck.server.tokens import token_of
 from everdeck.statedir import StateDir
 
-DEFAULT_LISTEN: Final = "127.0.0.1:8787"
 REEXEC_ENV: Final = "EVERDECK_REEXEC"
-PREFLIGHT_SECONDS: Final = 60.0
 _ORPHAN_SECONDS: Final = 0.5
 _SETTLED_SECONDS: Final = 2.0
 MOST_LOG_BYTES: Final = 5_000_000
 _log: Final = logging.getLogger("everdeck")
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonOptions:
-    """What ``everdeck up`` was asked for."""
-
-    state_dir: Path
-    elsewhere: str | None = None
-    """The deck that is served, if it is not the directory: ``kubernetes:NAMESPACE``; the directory is then our own."""
-    config: Config | None = None
-    listen: str | None = DEFAULT_LISTEN
-    listen_was_asked_for: bool = False
-    insecure: bool = False
-    log_format: str = "text"
-    log_file: Path | None = None
-    hosts: tuple[str, ...] = ()
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_client_ca: str | None = None
-    public_url: str | None = None
-    access_log: str | None = None
-    people: LocalPeople = field(default_factory=LocalPeople)
-    sample_seconds: float | None = None
-    ready: Callable[[str], None] = field(default=lambda _: None)
-
-
-class ListenRefused(DeckError):
-    """The page may not be served there: the address is reachable by others and nothing encrypts the token."""
-
-
 def run(options: DaemonOptions, out: TextIO) -> int:
     """Be the daemon until told to leave; returns the exit code."""
     _configure_logging(options.log_format, options.log_file, options.access_log)
-    address = None if options.listen is None else listen_address(options)
+    address = None if options.listen is None else fitness.listen_address(options)
     return asyncio.run(_Daemon(options, address, out).live())
-
-
-def check(options: DaemonOptions, out: TextIO) -> int:
-    """Everything that :func:`run` needs, tried for real without owning the deck; raises what is in the way."""
-    if options.listen is not None:
-        listen_address(options)
-        _tls(options)
-        with contextlib.suppress(FileNotFoundError):
-            read_token(StateDir(options.state_dir).token)
-    create_litestar(None)
-    places = StateDir(options.state_dir)
-    found = 0
-    if places.registry.exists():
-        check_writable(places.registry)
-        _check_room(places.path)
-        with contextlib.closing(read_only(places.registry)) as registry:
-            found = len(registry.records())
-    print(f"fit: everdeck {__version__}, {found} workers", file=out)
-    gc.freeze()  # the end is near: to look through everything for garbage first would take a tenth of a second
-    return 0
-
-
-def listen_address(options: DaemonOptions) -> tuple[str, int]:
-    """Where the page is served; refuses an address that others reach when nothing protects the token on its way."""
-    host, port = _split(options.listen or DEFAULT_LISTEN)
-    tls = options.tls_cert is not None
-    if not _is_loopback(host) and not tls and not options.insecure:
-        raise ListenRefused(
-            f"{host} can be reached by others and the token would travel unencrypted; give --tls-cert and --tls-key, "
-            f"listen on 127.0.0.1 behind a proxy that speaks TLS, or insist with --insecure"
-        )
-    return host, port
 
 
 def _address_of(fd: int, options: DaemonOptions) -> tuple[str, int]:
@@ -133,7 +68,7 @@ def _address_of(fd: int, options: DaemonOptions) -> tuple[str, int]:
     finally:
         lent.detach()
     shown = f"[{host}]" if ":" in host else host
-    return listen_address(replace(options, listen=f"{shown}:{port}"))
+    return fitness.listen_address(replace(options, listen=f"{shown}:{port}"))
 
 
 def _settle() -> None:
@@ -210,7 +145,7 @@ class _Daemon:
         deck.on_event(_log_event)
         door, fresh_token = self._door(deck.state_dir)
         services = Services(deck, datetime.now(UTC), door, self._sample_seconds())
-        services.preflight = lambda: asyncio.ensure_future(_preflight())
+        services.preflight = lambda: asyncio.ensure_future(fitness.preflight())
         front = HttpFront(create_app(services, self._hosts(), self._options.public_url), self._options.people)
         services.connections = lambda: front.connections
         notifying: asyncio.Task[None] | None = None
@@ -262,7 +197,7 @@ class _Daemon:
         connected = self._carried.get("unix_connected", ())
         await front.listen_unix(state_dir, self._carried.get("unix"), connected, lent="unix" in lent)
         if self._address is not None:
-            tls = _tls(self._options)
+            tls = fitness.tls_of(self._options)
             if "tcp" in lent:
                 self._address = _address_of(self._carried["tcp"], self._options)
             host, port = self._address
@@ -359,7 +294,7 @@ class _Daemon:
         kept = deck.prepare_reexec() if deck.is_here else {}
         environment = {**os.environ, **kept, REEXEC_ENV: json.dumps(carried)}
         environment[TYPED_IN_ENV] = str(Path.cwd())
-        words = _next_image()
+        words = fitness.next_image()
         os.chdir("/")
         os.execve(sys.executable, words, environment)  # noqa: S606 - replacing the program is the point
 
@@ -406,53 +341,6 @@ def summary(applied: Applied) -> list[str]:
     return lines
 
 
-# --- replacing the program --------------------------------------------------------------------------------------
-
-
-def _next_image() -> list[str]:
-    """The same command line, by its own path; and nothing is imported from where it was typed."""
-    script = os.path.abspath(sys.argv[0])  # noqa: PTH100 - resolve() would leave a virtual environment
-    words = [script if word == sys.argv[0] else word for word in sys.orig_argv[1:]]
-    return [sys.executable, *([] if sys.flags.safe_path else ["-P"]), *words]
-
-
-async def _preflight() -> str | None:
-    """Start the next image as it will be started, up to the point where it would own the deck. None: it is fit."""
-    try:
-        async with asyncio.timeout(PREFLIGHT_SECONDS):
-            process = await asyncio.create_subprocess_exec(
-                *_next_image(),
-                "--check",
-                cwd="/",
-                env={**os.environ, TYPED_IN_ENV: str(Path.cwd())},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-            )
-            output, _ = await process.communicate()
-    except (OSError, TimeoutError) as error:
-        return f"it could not be tried out: {error or 'it took too long'}"
-    if process.returncode == 0:
-        return None
-    lines = output.decode("utf-8", "replace").strip().splitlines()
-    return lines[-1] if lines else f"it ended with exit code {process.returncode}"
-
-
-def _check_room(state_dir: Path) -> None:
-    """Make a file in the directory, with something in it, as a start does."""
-    fresh = state_dir / f".check.{os.getpid()}"
-    try:
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.write(descriptor, b"x" * 4096)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-            fresh.unlink()
-    except OSError as error:
-        raise StateDirRefused(f"{state_dir}: {error.strerror}") from error
-
-
 # --- PID 1 ------------------------------------------------------------------------------------------------------
 
 
@@ -472,40 +360,6 @@ async def _reap_orphans() -> None:
         for pid in dead & suspects:
             orphans.reap(pid)
         suspects = dead - suspects
-
-
-# --- where to listen --------------------------------------------------------------------------------------------
-
-
-def _split(listen: str) -> tuple[str, int]:
-    host, colon, port = listen.rpartition(":")
-    host = host.strip("[]")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:  # noqa: PLR2004 - ports are 16 bits
-        raise ListenRefused(f"--listen {listen!r}: accepted is HOST:PORT, such as {DEFAULT_LISTEN}")
-    return host, int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
-
-
-def _tls(options: DaemonOptions) -> ssl.SSLContext | None:
-    if options.tls_cert is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(options.tls_cert, options.tls_key)
-        if options.tls_client_ca is not None:
-            context.load_verify_locations(options.tls_client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ssl.SSLError) as error:
-        raise ListenRefused(f"the TLS certificate or key cannot be used: {error}") from error
-    return context
 
 
 # --- what is said -----------------------------------------------------------------------------------------------
