@@ -120,6 +120,16 @@ def test_a_refused_program_leaves_no_process_and_no_descriptor(deck: Deck) -> No
     assert not flock.is_held(deck.workers / "no" / "lock")
 
 
+def test_the_lock_of_a_refused_program_is_free_at_once(deck: Deck) -> None:
+    """Those that are started beside it have a copy of its descriptor, and an exec would close that late."""
+    for turn in range(50):
+        beside = {f"b{turn}-{number}": ["sleep", "100"] for number in range(8)}
+        told = deck.start(**{f"no{turn}": ["no-such-program"]}, **beside)
+        assert not flock.is_held(deck.workers / f"no{turn}" / "lock")
+        assert all(flock.is_held(deck.workers / name / "lock") for name in beside)
+        assert [made.step < 0 for made in told] == [False] + [True] * len(beside)
+
+
 def test_a_home_that_is_there_already_is_left_to_python(deck: Deck) -> None:
     """Whose it is has to be judged: nothing in it is opened, and a name that leads elsewhere is not followed."""
     (deck.workers / "old").mkdir()

@@ -116,7 +116,10 @@ async def _log(deck: AsyncDeck, log_dir: Path) -> dict[str, Any]:
     """What a reader is shown: runs of lines without a gap, and what is no line of the talker nor of ours."""
     with contextlib.suppress(EverdeckError):
         # The talker speaks again by now, and what no longer fits goes while the log is read. What fits must be there.
-        young, full = _newest(await deck.logs(TALKER, lines=None), (LOG.keep - 1) * LOG.max_bytes)
+        # Where a cut has torn the end of a file, zeros fill its last block: an archive of them holds fewer lines.
+        all_there = len([*log_dir.glob("*.log*")]) >= LOG.keep
+        young, longer = _newest(await deck.logs(TALKER, lines=None), (LOG.keep - 1) * LOG.max_bytes)
+        full = longer or all_there
         strange: dict[str, int] = {}
         runs = _runs((_line(line) for line in young), strange)
         return {"runs": runs, "strange": strange, "full": full}

@@ -512,8 +512,13 @@ static void be_born_plainly(void *argument)
     if ((answer = raw(SYS_setsid, 0, 0, 0, 0)) < 0)
         refuse(birth, SESSION, answer);
     if ((answer = raw(SYS_dup3, birth->null_fd, 0, 0, 0)) < 0 || (answer = raw(SYS_dup3, birth->log_fd, 1, 0, 0)) < 0 ||
-        (answer = raw(SYS_dup3, birth->log_fd, 2, 0, 0)) < 0 ||
-        (answer = raw(NO_CLOSE_RANGE, 3, ~0U, 4 /* CLOSE_RANGE_CLOEXEC */, 0)) < 0 ||
+        (answer = raw(SYS_dup3, birth->log_fd, 2, 0, 0)) < 0)
+        refuse(birth, DESCRIPTORS, answer);
+    /* Now, not by the exec: that wakes whoever waits for it before it closes anything, and among what was copied are
+     * the locks of those that are started beside this one. */
+    if (birth->lock_fd > 3 && (answer = raw(NO_CLOSE_RANGE, 3, birth->lock_fd - 1, 0, 0)) < 0)
+        refuse(birth, DESCRIPTORS, answer);
+    if ((answer = raw(NO_CLOSE_RANGE, birth->lock_fd + 1, ~0U, 0, 0)) < 0 ||
         (answer = raw(SYS_fcntl, birth->lock_fd, F_SETFD, 0, 0)) < 0)
         refuse(birth, DESCRIPTORS, answer);
     if (birth->open_files_soft >= 0) {
