@@ -92,6 +92,7 @@ from everdeck.wire import requests as ask
 
 START_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 120.0
+ADDRESS_SECONDS: Final = 60.0
 _AT_ONCE: Final = 16
 READ: Final = ("python3", "-P", "-m", "everdeck.cluster.read")
 _log: Final = logging.getLogger("everdeck.cluster")
@@ -611,8 +612,17 @@ class ClusterDeck:
         return status_of(self.known(worker_name(name)), _now())
 
     async def address(self, name: Name) -> str:
-        """The host at which a worker's port is reached: its pod's, from inside the cluster."""
-        found = self.known(worker_name(name)).address
+        """The host at which a worker's port is reached: its pod's, from inside the cluster.
+
+        The kubelet tells of it later than the worker itself tells that it runs, so a live one is waited for.
+        """
+        key = worker_name(name)
+
+        def told() -> bool:
+            return self.known(key).address is not None or not status_of(self.known(key), _now()).state.is_live
+
+        await self._until(told, ADDRESS_SECONDS)
+        found = self.known(key).address
         if found is None:
             raise Unsupported("address", f"the pod of {name!r} has no address yet")
         return found

@@ -244,7 +244,7 @@ class Durable:
 
     # --- the handler ------------------------------------------------------------------------------------------
 
-    async def _on_update(self, handler: Any, event: Any, data: dict[str, Any]) -> Any:  # noqa: C901 - one row per way to end
+    async def _on_update(self, handler: Any, event: Any, data: dict[str, Any]) -> Any:  # noqa: C901, PLR0912 - one row per way to end
         handout = self.polling.begin(event) if data.get("bot") is self._bot else None
         if handout is None:
             return await handler(event, data)
@@ -279,6 +279,8 @@ class Durable:
             else:
                 # Not waited for: a crash until the commit finishes it all the same.
                 item.settle_as_done()
+                if self.polling.is_breath_due() and handout.task is self.polling.asking:  # aiogram handles one by one
+                    await asyncio.sleep(0)  # noqa: TID251 - not a wait
             return response
         finally:
             last_words.current.reset(token)

@@ -336,7 +336,7 @@ class Polling:
         self._get_updates = get_updates
         self._is_conflict = is_conflict
         self._order: Order = order
-        self._one_at_a_time = one_at_a_time
+        self.one_at_a_time = one_at_a_time
         self._feed_options: dict[str, Any] = {
             "first_run": first_run,
             "policy": policy,
@@ -384,7 +384,7 @@ class Polling:
         lock.acquire()
         try:
             source = TelegramSource(
-                self.bot_id, self._get_updates, self._is_conflict, self._order, one_at_a_time=self._one_at_a_time
+                self.bot_id, self._get_updates, self._is_conflict, self._order, one_at_a_time=self.one_at_a_time
             )
             source.on_conflict = self._report_conflict
             feed = Feed(source, inbox=self.inbox, **self._feed_options)
@@ -501,18 +501,23 @@ class Polling:
         """Its update, as Telegram sent it. Once: whoever gets it may change it."""
         return item.value if self._source is None else self._source.raw(item.payload)
 
-    async def breathe(self) -> None:
-        """Now and then let others have a turn: where handlers never wait, the pump could not get ahead of them."""
+    def is_breath_due(self) -> bool:
+        """Is it time for others to have a turn? Where handlers never wait, the pump could not get ahead of them.
+
+        Asked after each update; if it is, whoever asked says ``await asyncio.sleep(0)``.
+        """
         self._since_breath += 1
-        if self._since_breath >= UPDATES_A_BREATH:
-            self._since_breath = 0
-            await asyncio.sleep(0)  # noqa: TID251 - not a wait
+        if self._since_breath < UPDATES_A_BREATH:
+            return False
+        self._since_breath = 0
+        return True
 
     async def give_each(self, items: Sequence[Item], read: Callable[[Item], _Update]) -> list[_Update]:
         """What the library gets of these items. What ``read`` raises on is set aside: it would raise again."""
         updates = []
         for item in items:
-            await self.breathe()
+            if self.is_breath_due():
+                await asyncio.sleep(0)  # noqa: TID251 - not a wait
             try:
                 update = read(item)
             except Exception as error:
@@ -580,7 +585,7 @@ class Polling:
         if not isinstance(task, asyncio.Task) or not task.cancelling():
             return Canceller.NOBODY
         # Where the library handles updates in its own loop, whoever cancels that task ends the bot.
-        in_loop = self._one_at_a_time or task is self.asking
+        in_loop = self.one_at_a_time or task is self.asking
         if handout.cancelled or in_loop or self._closing or self._feed is None or self._feed.is_ending:
             return Canceller.STOP
         return Canceller.AUTHOR

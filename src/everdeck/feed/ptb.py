@@ -313,8 +313,8 @@ class Durable:
                 # As below, in fewer steps: this is nearly every update.
                 handout.item.settle_as_done()
                 self.polling.end(handout)
-                if self.app.concurrent_updates == 1:  # the next is begun by this very task
-                    await self.polling.breathe()
+                if self.polling.one_at_a_time and self.polling.is_breath_due():  # the next is begun by this very task
+                    await asyncio.sleep(0)  # noqa: TID251 - not a wait
                 return
             forgive(handout)  # it may have ended in its own way
             if all(task.done() for task in handout.tasks):
