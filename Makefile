@@ -40,8 +40,8 @@ bench: ## Everdeck beside its peers and the bare kernel; writes docs/benchmarks.
 	@scripts/setup bench $(BENCH_PROGRAMS)
 	@$(BIN)/python -m bench $(ARGS)
 
-# Tests that switch nodes and servers off run alone; the others wait for pods most of the time, so four at once do.
-# What harms the servers of the cluster itself comes last; nothing else can run meanwhile.
+# What harms the servers of the cluster itself comes first and alone; it mostly waits, so an image is brought to two nodes
+# meanwhile. The others wait for pods most of the time, so five at once do; those that harm nodes have nodes of their own.
 ALONE := tests/kubernetes/test_control_plane.py
 BESIDE := $(filter-out $(ALONE), $(wildcard tests/kubernetes/test_*.py)) tests/contract
 
@@ -50,10 +50,10 @@ test-kubernetes: ## the tests on a real cluster, made here from Debian packages 
 	@scripts/cluster up everdeck --nodes 6
 	@status=0; export EVERDECK_TEST_PATIENCE=240; \
 	  scripts/cluster jupyter n5 n6 & jupyter=$$!; \
+	  scripts/cluster run $(BIN)/python -m pytest -n 0 $(ALONE) $(ARGS) || status=$$?; \
+	  wait $$jupyter || status=$$?; \
 	  scripts/cluster run $(BIN)/python -m pytest -n 5 --dist loadgroup $(BESIDE) -k "kubernetes or cluster" $(ARGS) \
 	    || status=$$?; \
-	  wait $$jupyter || status=$$?; \
-	  scripts/cluster run $(BIN)/python -m pytest -n 0 $(ALONE) $(ARGS) || status=$$?; \
 	  scripts/cluster figures; scripts/cluster down; exit $$status
 
 test-machine: ## systemd, cgroups, kernel 6.1 and power cuts in a virtual machine made here (root; ARGS=SUITE for one)

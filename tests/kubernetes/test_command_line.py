@@ -46,7 +46,7 @@ def test_the_same_words_as_on_one_box(namespace: str, cluster: Cluster, tmp_path
     assert {one["name"] for one in json.loads(typed("ps", "--json"))["workers"]} == {"alice", "bob"}
 
     typed("rm", "--data", "alice")
-    claims = [one["metadata"]["name"] for one in cluster.get("pvc", "-n", namespace)["items"]]
+    claims = [one["metadata"]["name"] for one in cluster.get("pvc", namespace=namespace)["items"]]
     assert "data-alice-0" not in claims
     assert "data-carol-0" in claims, "a removal without --data keeps the volume"
 

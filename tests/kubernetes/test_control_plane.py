@@ -1,6 +1,6 @@
 """The servers of the cluster itself are killed: a worker rests or goes on, and never runs twice.
 
-Nothing else can run meanwhile, so these tests come last and alone.
+Nothing else can run meanwhile, so these tests come first and alone.
 """
 
 from support.cluster_beats import Beats, now, overlaps
@@ -8,7 +8,7 @@ from support.cluster_machines import Cluster, until
 
 
 def _pod_uid(cluster: Cluster, home: str) -> str:
-    uid: str = cluster.get("pod", "alice-0", "-n", home)["metadata"]["uid"]
+    uid: str = cluster.get("pod", "alice-0", namespace=home)["metadata"]["uid"]
     return uid
 
 

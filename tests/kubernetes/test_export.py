@@ -26,7 +26,7 @@ def test_the_exported_operator_brings_a_worker_back(
     cluster.do("kubectl", "apply", "-f", str(manifests))
 
     def operators() -> list[dict]:
-        found = cluster.get("pod", "-n", namespace, "-l", f"app.kubernetes.io/name={OPERATOR}")["items"]
+        found = cluster.get("pod", namespace=namespace, labelSelector=f"app.kubernetes.io/name={OPERATOR}")["items"]
         return [pod for pod in found if pod["status"].get("podIP")]
 
     def leads() -> list[float]:

@@ -49,7 +49,7 @@ def test_the_clock_of_a_node_is_stepped(cluster: Cluster, namespace: str, deck: 
     lives = beats.lives
 
     def renewed() -> str:
-        return cluster.get("lease", "alice", "-n", namespace)["spec"]["renewTime"][:13]
+        return cluster.get("lease", "alice", namespace=namespace)["spec"]["renewTime"][:13]
 
     at_first = renewed()
     clock.write_text("+7200")

@@ -33,7 +33,7 @@ def test_a_killed_hub_finds_the_same_pod_and_kernel(
     )
 
     def pod() -> tuple[str, str]:
-        found = cluster.get("pod", "alice-0", "-n", namespace)
+        found = cluster.get("pod", "alice-0", namespace=namespace)
         return found["metadata"]["uid"], found["spec"]["nodeName"]
 
     hub = Hub(tmp_path, config(namespace), address=SERVER_ADDRESS)

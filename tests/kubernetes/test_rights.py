@@ -67,8 +67,8 @@ def test_a_fence_may_read_its_pod_and_renew_its_lease_and_nothing_else(cluster: 
 
 def test_a_workers_pod_is_taken_as_it_is_by_a_restricted_cluster(cluster: Cluster, namespace: str) -> None:
     """The server lets nothing else in, and had nothing to add to what our manifests say."""
-    template = cluster.get("statefulset", "alice", "-n", namespace)["spec"]["template"]["spec"]
-    pod = cluster.get("pod", "alice-0", "-n", namespace)
+    template = cluster.get("statefulset", "alice", namespace=namespace)["spec"]["template"]["spec"]
+    pod = cluster.get("pod", "alice-0", namespace=namespace)
 
     assert pod["metadata"]["annotations"]["kubernetes.io/psp"] == "restricted"
     assert pod["spec"]["securityContext"] == template["securityContext"]

@@ -34,7 +34,7 @@ def test_a_worker_is_started_seen_stopped_and_removed(deck: Deck, cluster: Clust
     assert deck.list() == []
     with pytest.raises(UnknownWorker):
         deck.status("alice")
-    assert cluster.get("pvc", "data-alice-0", "-n", namespace)["status"]["phase"] == "Bound"
+    assert cluster.get("pvc", "data-alice-0", namespace=namespace)["status"]["phase"] == "Bound"
 
 
 def test_the_log_holds_what_is_in_archives_too(deck: Deck, cluster: Cluster, namespace: str) -> None:
@@ -98,7 +98,9 @@ def test_secrets_reach_the_program_and_nobody_else(deck: Deck, cluster: Cluster,
     deck.start("alice", ["python3", "-c", program], secrets={"TOKEN": Secret("s3cr3t-value")})
     until(lambda: "eulav-t3rc3s" in deck.logs("alice"), "the program has read it")
 
-    assert "s3cr3t" not in json.dumps(cluster.get("statefulset,pod,lease", "-n", namespace))
+    shown = [cluster.get(kind, namespace=namespace) for kind in ("statefulset", "pod", "lease")]
+    assert all(one["items"] for one in shown)
+    assert "s3cr3t" not in json.dumps(shown)
     assert deck.spec("alice").secrets["TOKEN"].value is None
 
 

@@ -27,6 +27,13 @@ PAIRS = {"a": ("n1", "n2"), "b": ("n3", "n4"), "c": ("n5", "n6")}
 """Nodes of the cluster of `make test-kubernetes`. Tests that harm nodes have a pair of their own."""
 CALM = "c"
 FIGURES = RUN / "figures"
+_CORE, _APPS, _LEASES = "/api/v1", "/apis/apps/v1", "/apis/coordination.k8s.io/v1"
+KINDS = {
+    **{kind: (_CORE, f"{kind}s") for kind in ("configmap", "node", "pod", "secret", "serviceaccount")},
+    "pvc": (_CORE, "persistentvolumeclaims"),
+    "statefulset": (_APPS, "statefulsets"),
+    "lease": (_LEASES, "leases"),
+}
 CONTROL = ("etcd", "apiserver", "controllers", "scheduler", "provisioner")
 
 
@@ -40,6 +47,7 @@ class Cluster:
         self.pair = pair
         self.nodes = PAIRS[pair]
         self._harmed = True
+        self._administrator: httpx.Client | None = None
 
     def do(self, *words: str) -> str:
         """One verb of the script."""
@@ -55,9 +63,25 @@ class Cluster:
         """Somebody else is about to switch something off."""
         self._harmed = True
 
-    def get(self, *words: str) -> dict:
-        """An object as kubectl shows it."""
-        return json.loads(self.do("kubectl", "get", *words, "-o", "json"))
+    def get(self, kind: str, name: str = "", *, namespace: str = "", **query: str) -> dict:
+        """An object, or the list of them. Asked by ourselves: a kubectl for each look keeps half a core busy."""
+        group, plural = KINDS[kind]
+        within = f"/namespaces/{namespace}" if namespace else ""
+        return self.ask("GET", f"{group}{within}/{plural}{f'/{name}' if name else ''}", params=query).json()
+
+    def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        """One request of the administrator's; as with kubectl, what the server refuses is an AssertionError."""
+        if self._administrator is None:
+            self._administrator = self.as_administrator()
+        try:
+            try:
+                answer = self._administrator.request(method, path, **more)
+            except httpx.RemoteProtocolError:  # a kept connection of a server that was restarted
+                answer = self._administrator.request(method, path, **more)
+        except httpx.TransportError as error:
+            raise AssertionError(f"{method} {path}: {error!r}") from error
+        assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text[:300]}"
+        return answer
 
     def rights(self, namespace: str, account: str) -> set[tuple[str, str, str]]:
         """Verb, resource and name of all that an account may do in its namespace, beyond what every account may."""
@@ -75,8 +99,8 @@ class Cluster:
 
     def token_of(self, namespace: str, account: str) -> str:
         """With it one is who the account's pods are."""
-        (held,) = self.get("serviceaccount", account, "-n", namespace)["secrets"]
-        return base64.b64decode(self.get("secret", held["name"], "-n", namespace)["data"]["token"]).decode()
+        (held,) = self.get("serviceaccount", account, namespace=namespace)["secrets"]
+        return base64.b64decode(self.get("secret", held["name"], namespace=namespace)["data"]["token"]).decode()
 
     def as_account(self, namespace: str, account: str) -> httpx.Client:
         """The API server, asked by an account of a namespace."""
@@ -88,12 +112,12 @@ class Cluster:
 
     def volume(self, namespace: str, worker: str) -> Path:
         """Where a worker's volume lies on this machine."""
-        claim = self.get("pvc", f"data-{worker}-0", "-n", namespace)
+        claim = self.get("pvc", f"data-{worker}-0", namespace=namespace)
         return RUN / "volumes" / f"pvc-{claim['metadata']['uid']}"
 
     def node_of(self, namespace: str, worker: str) -> str:
         """Where its pod is."""
-        return self.get("pod", f"{worker}-0", "-n", namespace)["spec"]["nodeName"]
+        return self.get("pod", f"{worker}-0", namespace=namespace)["spec"]["nodeName"]
 
     def runs(self, part: str) -> bool:
         """Is this part or node there?"""
@@ -123,7 +147,7 @@ class Cluster:
 
     def _answers(self) -> bool:
         try:
-            return self.do("kubectl", "get", "--raw", "/readyz") == "ok"
+            return self.ask("GET", "/readyz").text == "ok"
         except AssertionError:
             return False
 
@@ -133,9 +157,9 @@ class Cluster:
 
     def _hears(self, node: str) -> bool:
         """A node that was cut off is ready long before its kubelet notices that nobody tells it of pods any more."""
-        pods = self.get("pods", "--all-namespaces", f"--field-selector=spec.nodeName={node}")["items"]
+        pods = self.get("pod", fieldSelector=f"spec.nodeName={node}")["items"]
         try:
-            known = json.loads(self.do("kubectl", "get", "--raw", f"/api/v1/nodes/{node}/proxy/pods"))["items"] or []
+            known = self.ask("GET", f"/api/v1/nodes/{node}/proxy/pods").json()["items"] or []
         except AssertionError:  # nor does it answer yet
             return False
         return {pod["metadata"]["uid"] for pod in pods} == {pod["metadata"]["uid"] for pod in known}
@@ -153,14 +177,14 @@ def fresh_namespace(cluster: Cluster) -> Iterator[str]:
     name = f"t{time.monotonic_ns()}"
     here = {"scheduler.alpha.kubernetes.io/node-selector": f"everdeck.test/pair={cluster.pair}"}
     made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "annotations": here}}
-    with cluster.as_administrator() as server:
-        server.post("/api/v1/namespaces", json=made).raise_for_status()
-    settings = [f"--from-literal=image={IMAGE}", "--from-literal=image_pull_policy=Never"]
-    cluster.do("kubectl", "create", "configmap", "everdeck", "-n", name, *settings)
+    cluster.ask("POST", "/api/v1/namespaces", json=made)
+    settings = {"image": IMAGE, "image_pull_policy": "Never"}
+    given = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "everdeck"}, "data": settings}
+    cluster.ask("POST", f"/api/v1/namespaces/{name}/configmaps", json=given)
     try:
         yield name
     finally:
-        cluster.do("kubectl", "delete", "namespace", name, "--wait=false")
+        cluster.ask("DELETE", f"/api/v1/namespaces/{name}")
 
 
 class Operator:
