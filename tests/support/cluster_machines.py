@@ -1,7 +1,9 @@
 """The machines of ``scripts/cluster``: switched off and on, cut off and joined again; and an operator to watch them."""
 
+import atexit
 import base64
 import contextlib
+import functools
 import json
 import os
 import ssl
@@ -47,7 +49,6 @@ class Cluster:
         self.pair = pair
         self.nodes = PAIRS[pair]
         self._harmed = True
-        self._administrator: httpx.Client | None = None
 
     def do(self, *words: str) -> str:
         """One verb of the script."""
@@ -71,13 +72,12 @@ class Cluster:
 
     def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
         """One request of the administrator's; as with kubectl, what the server refuses is an AssertionError."""
-        if self._administrator is None:
-            self._administrator = self.as_administrator()
+        administrator = _administrator()
         try:
             try:
-                answer = self._administrator.request(method, path, **more)
+                answer = administrator.request(method, path, **more)
             except httpx.RemoteProtocolError:  # a kept connection of a server that was restarted
-                answer = self._administrator.request(method, path, **more)
+                answer = administrator.request(method, path, **more)
         except httpx.TransportError as error:
             raise AssertionError(f"{method} {path}: {error!r}") from error
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text[:300]}"
@@ -105,10 +105,6 @@ class Cluster:
     def as_account(self, namespace: str, account: str) -> httpx.Client:
         """The API server, asked by an account of a namespace."""
         return _server(self.token_of(namespace, account))
-
-    def as_administrator(self) -> httpx.Client:
-        """The same, asked by whom nothing is forbidden."""
-        return _server(json.loads((RUN / "kubeconfig").read_text())["users"][0]["user"]["token"])
 
     def volume(self, namespace: str, worker: str) -> Path:
         """Where a worker's volume lies on this machine."""
@@ -163,6 +159,14 @@ class Cluster:
         except AssertionError:  # nor does it answer yet
             return False
         return {pod["metadata"]["uid"] for pod in pods} == {pod["metadata"]["uid"] for pod in known}
+
+
+@functools.cache
+def _administrator() -> httpx.Client:
+    """One connection for all looks of this process."""
+    client = _server(json.loads((RUN / "kubeconfig").read_text())["users"][0]["user"]["token"])
+    atexit.register(client.close)
+    return client
 
 
 def _server(token: str) -> httpx.Client:
