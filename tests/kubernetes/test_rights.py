@@ -121,8 +121,7 @@ def test_the_cluster_of_these_tests_refuses_a_pod_that_is_more(
 ) -> None:
     """Else the test before this one shows nothing."""
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "p", "namespace": "default"}, "spec": spec}
-    with cluster.as_administrator() as server:
-        answer = server.post("/api/v1/namespaces/default/pods?dryRun=All", json=pod)
+    answer = cluster.asked("POST", "/api/v1/namespaces/default/pods?dryRun=All", json=pod)
     if field:
         assert answer.status_code == FORBIDDEN, json.dumps(answer.json())
         assert field in answer.text

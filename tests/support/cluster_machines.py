@@ -72,16 +72,20 @@ class Cluster:
 
     def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
         """One request of the administrator's; as with kubectl, what the server refuses is an AssertionError."""
-        administrator = _administrator()
         try:
-            try:
-                answer = administrator.request(method, path, **more)
-            except httpx.RemoteProtocolError:  # a kept connection of a server that was restarted
-                answer = administrator.request(method, path, **more)
+            answer = self.asked(method, path, **more)
         except httpx.TransportError as error:
             raise AssertionError(f"{method} {path}: {error!r}") from error
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text[:300]}"
         return answer
+
+    def asked(self, method: str, path: str, **more: Any) -> httpx.Response:
+        """The same, whatever is answered."""
+        administrator = _administrator()
+        try:
+            return administrator.request(method, path, **more)
+        except httpx.RemoteProtocolError:  # a kept connection of a server that was restarted
+            return administrator.request(method, path, **more)
 
     def rights(self, namespace: str, account: str) -> set[tuple[str, str, str]]:
         """Verb, resource and name of all that an account may do in its namespace, beyond what every account may."""

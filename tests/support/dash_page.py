@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from support import waiting
+
 if TYPE_CHECKING:
     from playwright.sync_api import ConsoleMessage, Locator, Page
 
-DEADLINE_MS = 30_000
+DEADLINE_MS = max(30_000.0, waiting.SECONDS * 500)  # a browser beside a cluster needs more of it
 WORKER = str(Path(__file__).with_name("dash_worker.py"))
 
 
