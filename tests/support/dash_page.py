@@ -22,7 +22,11 @@ def worker(kind: str, *arguments: str) -> list[str]:
 
 def live(page: "Page") -> None:
     """Wait until the page follows the daemon."""
-    page.locator('.pill[data-standing="live"]').wait_for(timeout=DEADLINE_MS)
+    try:
+        page.locator('.pill[data-standing="live"]').wait_for(timeout=DEADLINE_MS)
+    except Exception as error:
+        shown = page.locator("body").inner_text()
+        raise AssertionError(f"the page does not follow; it shows: {shown[:600]}") from error
 
 
 def row(page: "Page", name: str) -> "Locator":
