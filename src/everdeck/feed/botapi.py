@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from os import PathLike
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -44,7 +44,7 @@ MOST_AT_ONCE: Final = 100
 READ_AT_MOST: Final = 256
 UPDATES_A_BREATH: Final = 16
 # The library shows a spinning clock, or a bill, until these are answered: they wait for nothing.
-OUT_OF_LINE: Final = ("callback_query", "inline_query", "shipping_query", "pre_checkout_query")
+OUT_OF_LINE: Final = frozenset({"callback_query", "inline_query", "shipping_query", "pre_checkout_query"})
 # Handlers that let others pass are not limited by the library; this bounds memory, and what comes again after a crash.
 MAX_BACKGROUND: Final = 1000
 
@@ -55,21 +55,6 @@ def current_item() -> Item | None:
     """The item whose handler is running here, also inside tasks it started; None elsewhere."""
     item = last_words.current.get()
     return item if isinstance(item, Item) else None
-
-
-class working_on:  # noqa: N801 - used like a function; a class because it runs for every update and this is 5 µs less
-    """Make ``item`` the current one inside a ``with`` block."""
-
-    __slots__ = ("_item", "_token")
-
-    def __init__(self, item: Item) -> None:
-        self._item = item
-
-    def __enter__(self) -> None:
-        self._token = last_words.current.set(self._item)
-
-    def __exit__(self, *_: object) -> None:
-        last_words.current.reset(self._token)
 
 
 def chat_of(update: dict[str, Any]) -> str | None:
@@ -110,7 +95,7 @@ def key_of(update: dict[str, Any], order: Order, *, one_at_a_time: bool = False)
 
     Where one runs at a time nothing is gained by going out of line, and a button would overtake earlier messages.
     """
-    if order == "none" or (not one_at_a_time and any(kind in update for kind in OUT_OF_LINE)):
+    if order == "none" or (not one_at_a_time and not OUT_OF_LINE.isdisjoint(update)):
         return None
     if order == "chat":
         return chat_of(update)
@@ -149,8 +134,7 @@ class Canceller(Enum):
     AUTHOR = "the program has cancelled the handler's task, as one does to debounce"
 
 
-@dataclass(eq=False, slots=True)
-class Handout:
+class Handout(msgspec.Struct, eq=False):
     """One update in the library's hands."""
 
     item: Item
@@ -202,6 +186,24 @@ def _give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+class JustRead(Generic[_Update]):
+    """What was made of some bytes a moment ago, by the bytes object itself; of many, the last."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[bytes, _Update]] = {}  # the bytes too: while they live nobody else has their id
+
+    def keep(self, payload: bytes, made: _Update) -> None:
+        """``payload`` was read, and this is what it says."""
+        self._made[id(payload)] = payload, made
+        if len(self._made) > READ_AT_MOST:
+            del self._made[next(iter(self._made))]
+
+    def take(self, payload: bytes) -> _Update | None:
+        """What ``payload`` says, if that is still known; it is given once."""
+        found = self._made.pop(id(payload), None)
+        return None if found is None else found[1]
+
+
 class TelegramSource:
     """A feed source over the raw ``getUpdates`` of a library's client.
 
@@ -229,8 +231,7 @@ class TelegramSource:
         self._is_conflict = is_conflict
         self._may_ask = asyncio.Event()
         self._not_before = 0.0
-        # What was read a moment ago, by the bytes that are stored of it: nearly always it is not read again.
-        self._read: dict[int, tuple[bytes, Any]] = {}
+        self._just_read = JustRead[dict[str, Any]]()  # nearly always what is stored is not read again
 
     def ask(self, asked: Asked) -> None:
         """The library has begun to poll, with these parameters; before that Telegram is not asked."""
@@ -262,14 +263,12 @@ class TelegramSource:
 
     def raw(self, payload: bytes) -> Any:
         """The update that is stored like this."""
-        found = self._read.pop(id(payload), None)
-        return msgspec.json.decode(payload) if found is None else found[1]
+        found = self._just_read.take(payload)
+        return msgspec.json.decode(payload) if found is None else found
 
     def _remembered(self, update: Any) -> Record:
         record = self.record(update)
-        self._read[id(record.payload)] = record.payload, update
-        if len(self._read) > READ_AT_MOST:
-            del self._read[next(iter(self._read))]
+        self._just_read.keep(record.payload, update)
         return record
 
     def record(self, update: Any, payload: bytes | None = None) -> Record:

@@ -35,6 +35,7 @@ from everdeck.feed.inbox import Row, Stream
 from everdeck.feed.lanes import LaneKey, Lanes
 from everdeck.feed.ledger import SLOTS, End, Ledger
 from everdeck.feed.policy import DEFAULT, FeedPolicy
+from everdeck.feed.records import RecordId
 from everdeck.feed.store import SQL, Transaction, numbers
 
 if TYPE_CHECKING:
@@ -66,56 +67,35 @@ class _Outcome(Enum):
 _DONE, _RETRY, _DEAD, _HANDED_BACK = _Outcome
 
 
-class Item:
+class Item(msgspec.Struct, eq=False):
     """One delivered thing, being worked on. Give it exactly one outcome: done, failed, set aside or handed back.
 
     ``attempt`` counts from 1 and includes this one. Until it has an outcome no other item of its key starts.
     """
 
-    __slots__ = (
-        "_dispatcher",
-        "_failure",
-        "_over",
-        "_waiters",
-        "acked",
-        "after",
-        "attempt",
-        "begun_at",
-        "deeds",
-        "due_in",
-        "error",
-        "id",
-        "key",
-        "lane",
-        "outcome",
-        "payload",
-        "sends",
-        "seq",
-        "stored_at",
-        "told_minutes",
-        "undo",
-    )
-
-    def __init__(self, dispatcher: "Dispatcher", lane: LaneKey, row: Row) -> None:
-        self.seq, self.id, self.key, self.payload, attempts, self.stored_at, _ = row
-        self.attempt = attempts + 1
-        self._dispatcher = dispatcher
-        self.lane = lane
-        # Its row is finished, by ``transaction()`` or because delivery is at-most-once.
-        self.acked = dispatcher.finishes_early
-        # Its outcome, and whether that is committed or will never be.
-        self.outcome: _Outcome | None = None
-        self.error: str | None = None
-        self.due_in = 0.0
-        self._over = False
-        self._failure: Exception | None = None
-        self._waiters: list[asyncio.Future[None]] | None = None  # nearly always nobody waits
-        self.begun_at: float | None = None
-        self.told_minutes = 0
-        self.deeds: list[Callable[[Any], None]] | None = None
-        self.undo: list[Callable[[], None]] | None = None
-        self.after: list[Callable[[], None]] | None = None
-        self.sends: Counter[str] | None = None
+    _dispatcher: "Dispatcher"
+    lane: LaneKey
+    seq: int
+    id: RecordId
+    key: str | None
+    payload: bytes
+    attempt: int
+    stored_at: float
+    # Its row is finished, by ``transaction()`` or because delivery is at-most-once.
+    acked: bool
+    # Its outcome, and whether that is committed or will never be.
+    outcome: _Outcome | None = None
+    error: str | None = None
+    due_in: float = 0.0
+    _over: bool = False
+    _failure: Exception | None = None
+    _waiters: "list[asyncio.Future[None]] | None" = None  # nearly always nobody waits
+    begun_at: float | None = None
+    told_minutes: int = 0
+    deeds: list[Callable[[Any], None]] | None = None
+    undo: list[Callable[[], None]] | None = None
+    after: list[Callable[[], None]] | None = None
+    sends: "Counter[str] | None" = None
 
     def __repr__(self) -> str:
         return f"<Item {self.id!r} of {self.stream!r}, key {self.key!r}, attempt {self.attempt}>"
@@ -630,13 +610,14 @@ class Dispatcher:
         return self._handed_out(picked, rows)
 
     def _handed_out(self, picked: Sequence[tuple[int, LaneKey]], rows: dict[int, Row]) -> list[Item]:
-        items = []
+        items, early = [], self.finishes_early
         for seq, lane in picked:
             row = rows.get(seq)
             if row is None:  # somebody else removed it
                 self._lanes.release(lane)
             else:
-                items.append(Item(self, lane, row))
+                _, record_id, key, payload, attempts, stored_at, _ = row
+                items.append(Item(self, lane, seq, record_id, key, payload, attempts + 1, stored_at, early))
         self._in_flight.update(dict.fromkeys(items))
         if self._lanes.on_trial:
             self._slots.update(item for item in items if not self._lanes.is_on_trial(item.lane))

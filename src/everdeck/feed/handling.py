@@ -3,7 +3,6 @@
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -45,7 +44,7 @@ def keyed(record: Record, key: KeyOf) -> Record:
             "record %r: the key function raised %s: %s; it is handled without a key", record.id, type(err).__name__, err
         )
         return record
-    return record if found is None else replace(record, key=str(found))
+    return record if found is None else msgspec.structs.replace(record, key=str(found))
 
 
 def retry_after_of(error: BaseException) -> float | None:

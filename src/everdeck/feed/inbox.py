@@ -48,6 +48,8 @@ ENOUGH_AT_HAND: Final = 32
 
 # By id, the digests that are known and the epoch of each.
 _Known: TypeAlias = dict[RecordId, dict[bytes | None, int]]
+_New: TypeAlias = tuple[Record, int, bytes | None]  # a record that is not known yet, its epoch and its digest
+_NO_DIGEST: Final = bytes(8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,10 +411,10 @@ class Stream:
             length = len(record.payload)
             rows.append((seq, record.id, record.key, of_epoch, begin, length, digest is not None))
             begin += length
-        payloads = b"".join([new.record.payload for new in fresh])
-        digests = b"".join([new.digest or bytes(8) for new in fresh])
+        payloads = b"".join([record.payload for record, _, _ in fresh])
+        digests = b"".join([digest or _NO_DIGEST for _, _, digest in fresh])
         of_stream = (_cursor_text(row.cursor), row.confirmed, row.floor, row.epoch, seqs.start if fresh else None)
-        written = _Written(row, seqs, [new.record for new in fresh])
+        written = _Written(row, seqs, [record for record, _, _ in fresh])
         return written, (row.id, now, _json(rows), payloads, digests, *of_stream)
 
     def _remember(self, written: "_Written") -> None:
@@ -569,7 +571,7 @@ class Stream:
             if below or epoch in twins.values():
                 epoch, floor = epoch + 1, 0
             twins[digest] = epoch
-            fresh.append(_New(record, epoch, digest))
+            fresh.append((record, epoch, digest))
         return fresh, epoch
 
 
@@ -603,14 +605,6 @@ class _Written(NamedTuple):
     row: _Row
     seqs: range
     fresh: list[Record]
-
-
-class _New(NamedTuple):
-    """A record that is not known yet."""
-
-    record: Record
-    epoch: int
-    digest: bytes | None
 
 
 def _tell(waiter: "Future[None]", failure: Exception | None) -> None:

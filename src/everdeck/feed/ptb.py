@@ -42,18 +42,18 @@ from telegram.request import RequestData
 from telegram.request._requestparameter import RequestParameter
 
 from everdeck.errors import FeedError, SpecError
+from everdeck.feed import last_words
 from everdeck.feed.botapi import (
     MOST_AT_ONCE,
-    READ_AT_MOST,
     Asked,
     Canceller,
     Handout,
+    JustRead,
     Order,
     Polling,
     current_item,
     forgive,
     settled,
-    working_on,
 )
 from everdeck.feed.dispatcher import Item, Listener
 from everdeck.feed.inbox import KEEP_DAYS
@@ -190,8 +190,7 @@ class Durable:
         self._persist_done = 0
         self._poll_arguments: dict[str, Any] = {}
         self._finishers: set[asyncio.Task[None]] = set()
-        # What came by a webhook and was read there, by the body that is stored: it is not read twice.
-        self._read: dict[int, tuple[bytes, Update]] = {}
+        self._just_read = JustRead[Update]()  # what came by a webhook was read there
 
     # --- the poll ---------------------------------------------------------------------------------------------
 
@@ -239,9 +238,7 @@ class Durable:
 
     async def accept(self, body: bytes, raw: dict[str, Any], update: Update) -> None:
         """What Telegram has brought, and what the library has made of it: when this returns it is stored."""
-        self._read[id(body)] = body, update
-        if len(self._read) > READ_AT_MOST:
-            del self._read[next(iter(self._read))]
+        self._just_read.keep(body, update)
         await self.polling.accept(raw, body)
 
     async def _parsed(self, items: "Sequence[Item]") -> list[Update]:
@@ -249,7 +246,7 @@ class Durable:
 
     def _read_item(self, item: Item) -> Update:
         bot = self.app.bot
-        _, update = self._read.pop(id(item.payload), None) or (None, self.read(self.polling.raw(item)))
+        update = self._just_read.take(item.payload) or self.read(self.polling.raw(item))
         if isinstance(bot, ExtBot):
             bot.insert_callback_data(update)
         return update
@@ -283,8 +280,11 @@ class Durable:
             coroutine.close()
             return
         try:
-            with working_on(handout.item):
+            token = last_words.current.set(handout.item)
+            try:
                 await handout.item.witnessed(work)
+            finally:
+                last_words.current.reset(token)
         except asyncio.CancelledError as error:
             canceller = self.polling.who_cancelled(handout, asyncio.current_task())
             handout.error = None if canceller is Canceller.AUTHOR else error
@@ -413,8 +413,11 @@ class Durable:
         """Write the persistence; those who finish while it is being written share the next writing."""
         persistence = self.app.persistence
         if isinstance(persistence, Persistence):
-            with working_on(item):  # what it writes is committed with this item
+            token = last_words.current.set(item)  # what it writes is committed with this item
+            try:
                 await self.app.update_persistence()
+            finally:
+                last_words.current.reset(token)
             return
         if persistence is None or not self._persist_before_ack:
             return

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
+import msgspec
+
 RecordId: TypeAlias = int | str
 Cursor: TypeAlias = int | str | None
 FirstRun: TypeAlias = Literal["take", "skip"]
 Delivery: TypeAlias = Literal["at-least-once", "at-most-once"]
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, gc=False):
     """One thing that was delivered.
 
     ``id`` tells it from every other record of its stream; ``payload`` is kept byte for byte. Records of one ``key``

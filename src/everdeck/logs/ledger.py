@@ -131,29 +131,29 @@ def start_of(name: str) -> int:
 
 def load(log_dir: Path | str, *, dir_fd: int | None = None) -> Ledger:
     """The ledger as last written; a log that was never rotated has none, and begins at 0."""
-    path = LEDGER if dir_fd is not None else os.path.join(log_dir, LEDGER)  # noqa: PTH118 - a hot path
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
-    except OSError as err:
-        if err.errno not in _NO_FILE:
-            raise
+    data = _both_slots(LEDGER if dir_fd is not None else os.path.join(log_dir, LEDGER), dir_fd)  # noqa: PTH118 - a hot path
+    if data is None:
         return Ledger()
-    try:
-        data = os.pread(fd, 2 * _SLOT_BYTES, 0) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-    finally:
-        os.close(fd)
     slots = [slot for at in (0, _SLOT_BYTES) if (slot := _unpacked(data[at : at + _SLOT_BYTES])) is not None]
     return max(slots, default=Ledger())
 
 
 def is_blank(dir_fd: int) -> bool:
     """Is there a ledger in which nothing was ever written, as far as the disk knows?"""
+    data = _both_slots(LEDGER, dir_fd)
+    return data is not None and not data.strip(b" \0")
+
+
+def _both_slots(path: str, dir_fd: int | None) -> bytes | None:
+    """What the ledger's file holds; None if there is none."""
     try:
-        fd = os.open(LEDGER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
-    except OSError:
-        return False
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+    except OSError as err:
+        if err.errno not in _NO_FILE:
+            raise
+        return None
     try:
-        return stat.S_ISREG(os.fstat(fd).st_mode) and not os.pread(fd, 2 * _SLOT_BYTES, 0).strip(b" \0")
+        return os.pread(fd, 2 * _SLOT_BYTES, 0) if stat.S_ISREG(os.fstat(fd).st_mode) else None
     finally:
         os.close(fd)
 
