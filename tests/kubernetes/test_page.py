@@ -31,6 +31,7 @@ def _as_a_person(daemon: Daemon, deck: Deck) -> None:
     from playwright.sync_api import expect
 
     heard = Complaints()
+    heard.expect("ERR_NETWORK_CHANGED")  # nodes come and go beside us, and a browser drops its connections then
     with chromium() as browser:
         page = browser.new_page()
         page.set_default_timeout(60_000)

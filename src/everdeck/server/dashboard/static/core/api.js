@@ -14,6 +14,8 @@ export const session = cell('unknown');
 export const me = cell(null);
 
 const KEPT = 'everdeck-session';
+const LOGIN_TRIES = 30;
+const LOGIN_AGAIN_MS = 1000;
 const RANKS = ['read', 'operate', 'admin'];
 
 /** May we do what needs this role? Before we know, nothing is hidden: the daemon refuses what may not be. */
@@ -155,9 +157,22 @@ function tokenInAddress() {
   return found ? decodeURIComponent(found) : null;
 }
 
+/** The token is in the address no more, so it must not be lost to a network that was away for a moment. */
+async function loginAtLast(token) {
+  for (let left = LOGIN_TRIES; left > 0; left -= 1) {
+    try {
+      return await login(token);
+    } catch (problem) {
+      if (problem.status !== 0) return undefined; // refused: the login form says so
+    }
+    await new Promise((resolve) => { setTimeout(resolve, LOGIN_AGAIN_MS); });
+  }
+  return undefined;
+}
+
 async function enter() {
   const token = tokenInAddress();
-  if (token) await login(token).catch(() => {});
+  if (token) await loginAtLast(token);
   else if (localStorage.getItem(KEPT)) await asked('GET', 'session').then((who) => me.set(who)).catch(() => {});
 }
 
