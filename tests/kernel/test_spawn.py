@@ -80,8 +80,9 @@ def test_the_environment_is_exactly_what_was_given(
 
     one = nursery.start(["sleep", "100"], env=given, birth=birth)
 
-    while not (environ := ids.read_proc(one.pid, "environ")):
-        os.sched_yield()  # the exec has begun, and the kernel has yet to lay out the new program's memory
+    while not ids.read_proc(one.pid, "cmdline").startswith(b"sleep"):
+        os.sched_yield()  # a start waits for no exec, and until then the memory that is shown is the owner's
+    environ = ids.read_proc(one.pid, "environ")
     found = dict(pair.decode().split("=", 1) for pair in environ.split(b"\0") if pair)
     assert set(found) == {"EVERDECK_COOKIE", "PATH", "SAY", *given}
     assert {name: found[name] for name in given} == given
