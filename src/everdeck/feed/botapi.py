@@ -42,7 +42,7 @@ _Update = TypeVar("_Update")
 CANCEL_SECONDS: Final = 1.0
 MOST_AT_ONCE: Final = 100
 READ_AT_MOST: Final = 256
-UPDATES_A_BREATH: Final = 16
+UPDATES_A_BREATH: Final = 32
 # The library shows a spinning clock, or a bill, until these are answered: they wait for nothing.
 OUT_OF_LINE: Final = frozenset({"callback_query", "inline_query", "shipping_query", "pre_checkout_query"})
 # Handlers that let others pass are not limited by the library; this bounds memory, and what comes again after a crash.
