@@ -18,11 +18,13 @@ from support.mounts import mounted
 from support.waiting import until
 
 MEGABYTE = 1 << 20
-# So many megabytes, slowly enough that somebody can look: 64 kB at a time.
+# So many megabytes, slowly enough that somebody can look: 64 kB at a time, and much slower below half of the floor.
 WRITER = """
-import sys, time
+import os, sys, time
 for _ in range(int(sys.argv[1]) * 16):
-    sys.stdout.write(("x" * 1023 + chr(10)) * 64); sys.stdout.flush(); time.sleep(0.002)
+    sys.stdout.write(("x" * 1023 + chr(10)) * 64); sys.stdout.flush()
+    there = os.statvfs(".")
+    time.sleep(0.002 if there.f_bavail * there.f_frsize > 9 << 20 else 0.1)
 time.sleep(1000)
 """
 

@@ -168,7 +168,7 @@ class LogKeeper:
         self._on_rotated = on_rotated
         self._room = room or LogRoom()
         self._workers_dir = workers_dir
-        self._room_looked_at = self._counted_at = _NEVER
+        self._room_looked_at = self._counted_at = self._nothing_to_give_until = _NEVER
         self._making_room = False
         self._clock = clock or Clock()
         self._compress_after_seconds = compress_after_seconds
@@ -366,7 +366,7 @@ class LogKeeper:
         position = self._position(watched, found.st_size)
         watched.position, watched.looked_at = position, now
         if position != before:
-            self._mind_room()
+            self._mind_room(watched)
             self._note(watched, before, position, now, silent_since=looked_at if woken else None)
         ledger = watched.ledger or _NEVER_ROTATED
         waiting = position - ledger.head
@@ -554,12 +554,14 @@ class LogKeeper:
             self._making_room = True
             self._the_hand().make_room()
 
-    def _mind_room(self, *, rotated: bool = False) -> None:
+    def _mind_room(self, grown: "_Watched | None" = None, *, rotated: bool = False) -> None:
         """Look whether the logs together are too large: at the free space often, at their sum after rotations."""
         if self._workers_dir is None or self._making_room:
             return
         now = self._now()
         if now - self._room_looked_at < _ROOM_SECONDS:
+            return
+        if now < self._nothing_to_give_until and (grown is None or not _can_be_cut(grown)):
             return
         self._room_looked_at = now
         try:
@@ -585,7 +587,7 @@ class LogKeeper:
             )
         short, cut = freed.short_bytes, False
         for watched in sorted(self._logs.values(), key=_waiting, reverse=True):
-            if short <= 0 or _waiting(watched) <= 2 * _CUT.max_bytes:
+            if short <= 0 or not _can_be_cut(watched):
                 break
             if not watched.in_hand:
                 short -= _waiting(watched)
@@ -595,7 +597,7 @@ class LogKeeper:
                 self._rotate(watched)
         if freed.short_bytes and not cut and not freed.pruned:
             # Somebody else fills the disk, and logs have nothing left to give: looking at all of them again can wait.
-            self._room_looked_at = self._now() + _STALLED_LOOK_SECONDS
+            self._nothing_to_give_until = self._now() + _STALLED_LOOK_SECONDS
 
     def _warning(self, watched: "_Watched", rotation: Rotation) -> str | None:
         if rotation.method is not Method.TRUNCATE:
@@ -659,6 +661,11 @@ class _Watched:
 def _waiting(watched: _Watched) -> int:
     """How much of a log is in no archive yet, as of the last look."""
     return watched.position - (watched.ledger or _NEVER_ROTATED).head
+
+
+def _can_be_cut(watched: "_Watched") -> bool:
+    """Does its file hold so much that the disk gains by it?"""
+    return _waiting(watched) > 2 * _CUT.max_bytes
 
 
 class _Reports:
