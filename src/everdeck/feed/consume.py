@@ -177,7 +177,7 @@ class Feed:
             self.is_first_run = start is not Start.RESUME
             await self._dispatcher.open()
             if self._reporter is not None:
-                self._reporter.open()
+                await self._reporter.open()
             self._pump_task = asyncio.get_running_loop().create_task(self._pump(start), name="feed pump")
         except BaseException:
             with contextlib.suppress(Exception):

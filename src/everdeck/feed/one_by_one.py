@@ -93,7 +93,7 @@ class OneByOne:
         """Ask, handle, save, until the source is exhausted or ``stopping`` is set."""
         at = self._cursor.load()
         if self._reporter is not None:
-            self._reporter.open()
+            await self._reporter.open()
         try:
             await self._run(at)
         finally:

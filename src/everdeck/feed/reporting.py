@@ -54,10 +54,16 @@ class Reporter:
         self._tasks: list[asyncio.Task[None]] = []
         self._said = ""
 
-    def open(self) -> None:
-        """Say that we are ready and go on reporting."""
+    async def open(self) -> None:
+        """Say that we are ready and go on reporting.
+
+        What the last run died of is told, and noted as told, before any handler may end this one: else it would be told
+        anew by each start.
+        """
         if not os.environ.get(NOTIFY_SOCKET_ENV):
             return
+        with contextlib.suppress(FeedError):
+            await self._subject.tell_untold()
         loop = asyncio.get_running_loop()
         self._say_status("READY=1")
         self._tasks = [
