@@ -18,6 +18,8 @@ export PYTHONDONTWRITEBYTECODE :=
 TEST_PROGRAMS := chromium=chromium redis-server=redis-server node=nodejs strace=strace gcc=gcc nginx=nginx-light git=git \
   dovecot=dovecot-imapd /usr/lib/dovecot/submission=dovecot-submissiond openssl=openssl smtpd=opensmtpd prosody=prosody runc=runc
 BENCH_PROGRAMS := gcc=gcc
+# On a cluster: the page in a browser, and JupyterHub with its proxy.
+CLUSTER_PROGRAMS := chromium=chromium node=nodejs
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -46,7 +48,7 @@ ALONE := tests/kubernetes/test_control_plane.py
 BESIDE := $(filter-out $(ALONE), $(wildcard tests/kubernetes/test_*.py)) tests/contract
 
 test-kubernetes: ## the tests on a real cluster, made here from Debian packages (root; 25 minutes, 8 with its cache)
-	@scripts/setup test
+	@scripts/setup test $(CLUSTER_PROGRAMS)
 	@scripts/cluster up everdeck --nodes 6
 	@status=0; export EVERDECK_TEST_PATIENCE=240; \
 	  scripts/cluster jupyter n5 n6 & jupyter=$$!; \
