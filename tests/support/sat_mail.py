@@ -292,15 +292,15 @@ class Smtpd:
             f'action "keep" mda "{keep}" virtual <accounts>\n'
             f'match from any for domain "example.org" action "keep"\n'
         )
-        for name in ("spool", "run"):
+        for name in ("spool", "spool/smtpd", "run"):
             (self.home / name).mkdir()
             (self.home / name).chmod(0o711)
         account = pwd.getpwnam(ACCOUNT)
-        for path in self.home.iterdir():
+        for path in (*self.home.iterdir(), self.home / "spool/smtpd"):
             os.chown(path, account.pw_uid, account.pw_gid)
         if not has_user_namespaces():
-            for path in (self.home / "spool", self.home / "run", self.home / "smtpd.conf"):
-                os.chown(path, 0, 0)
+            for name in ("spool", "spool/smtpd", "run", "smtpd.conf"):
+                os.chown(self.home / name, 0, 0)
         else:
             os.chown(place, INNER + account.pw_uid, INNER + account.pw_gid)
         self.start()
@@ -308,9 +308,8 @@ class Smtpd:
 
     def start(self) -> None:
         """Run it, in a mount namespace of its own: the places of its spool and its socket are fixed."""
-        mounts = f"mount --bind {self.home}/spool /var/spool/smtpd && mount --bind {self.home}/run /run"
+        mounts = f"mount --bind {self.home}/spool /var/spool && mount --bind {self.home}/run /run"
         run = f"{mounts} && exec {SMTPD} -d -f {self.home}/smtpd.conf"
-        Path("/var/spool/smtpd").mkdir(mode=0o711, exist_ok=True)
         account = pwd.getpwnam(ACCOUNT)
         ordinary = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
         is_mapped = has_user_namespaces()
@@ -361,11 +360,6 @@ class Smtpd:
     def __exit__(self, *_: object) -> None:
         self.stop()
         shutil.rmtree(self.home, ignore_errors=True)
-        self._forget_place()
-
-    def _forget_place(self) -> None:
-        with contextlib.suppress(OSError):  # somebody else's smtpd may use it now
-            Path("/var/spool/smtpd").rmdir()
 
     def taken(self) -> list[bytes]:
         """Every mail that was delivered, in order."""
