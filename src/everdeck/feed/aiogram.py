@@ -223,7 +223,7 @@ class Durable:
         """What Telegram has brought: when this returns it is stored as it came, and Telegram may be answered."""
         if not self.polling.is_open:
             await self._open_for_webhook()
-        await self.polling.accept(msgspec.json.decode(body), body)
+        await self.polling.accept(msgspec.json.decode(body), body, keep=True)
 
     async def _open_for_webhook(self) -> None:
         await self.polling.open()
@@ -254,7 +254,7 @@ class Durable:
         data.setdefault("item", item)  # unless the user has something of that name; then current_item() tells
         token = last_words.current.set(item)
         try:
-            response = await item.witnessed(handler(event, data))
+            response = await item.witness(handler(event, data))
             if isinstance(response, TelegramMethod):
                 # aiogram would send this after us, and then a crash in between would lose the reply.
                 await self._dp.silent_call_request(self._bot, response)

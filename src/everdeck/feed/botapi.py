@@ -49,6 +49,7 @@ OUT_OF_LINE: Final = frozenset({"callback_query", "inline_query", "shipping_quer
 MAX_BACKGROUND: Final = 1000
 
 log = logging.getLogger("everdeck.feed")
+_encode: Final = msgspec.json.Encoder().encode
 
 
 def current_item() -> Item | None:
@@ -192,10 +193,10 @@ class JustRead(Generic[_Update]):
     def __init__(self) -> None:
         self._made: dict[int, tuple[bytes, _Update]] = {}  # the bytes too: while they live nobody else has their id
 
-    def keep(self, payload: bytes, made: _Update) -> None:
-        """``payload`` was read, and this is what it says."""
-        self._made[id(payload)] = payload, made
-        if len(self._made) > READ_AT_MOST:
+    def keep(self, payloads: Sequence[bytes], made: Sequence[_Update]) -> None:
+        """These were read, and this is what they say."""
+        self._made.update(zip(map(id, payloads), zip(payloads, made, strict=True), strict=True))
+        while len(self._made) > READ_AT_MOST:
             del self._made[next(iter(self._made))]
 
     def take(self, payload: bytes) -> _Update | None:
@@ -246,7 +247,8 @@ class TelegramSource:
             await asyncio.sleep(max(0.0, self._not_before - loop.time()))  # noqa: TID251 - an interval is time
         raw = await self._call(position.offset, self.asked.timeout_seconds, MOST_AT_ONCE)
         self._not_before = loop.time() + self.every
-        records = [self._remembered(update) for update in raw]
+        records = [self.record(update) for update in raw]
+        self._just_read.keep([record.payload for record in records], raw)
         if self.counting:
             self._count(len(records))
         cursor = records[-1].cursor_after if records else None
@@ -262,22 +264,21 @@ class TelegramSource:
         return int(self.record(raw[-1]).cursor_after) if raw else None
 
     def raw(self, payload: bytes) -> Any:
-        """The update that is stored like this."""
+        """The update that is stored like this. What was kept a moment ago is not read again."""
         found = self._just_read.take(payload)
         return msgspec.json.decode(payload) if found is None else found
 
-    def _remembered(self, update: Any) -> Record:
-        record = self.record(update)
-        self._just_read.keep(record.payload, update)
-        return record
-
-    def record(self, update: Any, payload: bytes | None = None) -> Record:
-        """An update as it is stored: its JSON as it came, if that is at hand."""
+    def record(self, update: Any, payload: bytes | None = None, *, keep: bool = False) -> Record:
+        """An update as it is stored: its JSON as it came, if that is at hand. ``keep``: see :meth:`raw`."""
         update_id = update.get("update_id") if isinstance(update, dict) else None
         if type(update_id) is not int:
             raise SourceError(f"{self.name}: an update without an id: {str(update)[:200]}")
-        key = key_of(update, self.order, one_at_a_time=self.one_at_a_time)
-        return Record(update_id, msgspec.json.encode(update) if payload is None else payload, key)
+        key = None if self.order == "none" else key_of(update, self.order, one_at_a_time=self.one_at_a_time)
+        if payload is None:
+            payload = _encode(update)
+        if keep:
+            self._just_read.keep((payload,), (update,))
+        return Record(update_id, payload, key)
 
     def _count(self, came: int) -> None:
         """The history ends with the first answer that is not full."""
@@ -360,6 +361,8 @@ class Polling:
         self._busy = 0
         self._since_breath = 0
         self._changed = asyncio.Event()
+        self._most = 0  # whoever waits for room is woken when the library has fewer than so many
+        self._room = asyncio.Event()
 
     # --- the life of it ---------------------------------------------------------------------------------------
 
@@ -396,6 +399,7 @@ class Polling:
         _spare_collections.begin()
         self._source, self._feed, self._lock, self._closing = source, feed, lock, False
         self._changed = asyncio.Event()  # a new one: each start may have an event loop of its own
+        self._room = asyncio.Event()
         for act in self.on_open:
             await act()
 
@@ -411,11 +415,14 @@ class Polling:
             self._source.ask(asked)
             self._feed.ask_again()
 
-    async def accept(self, update: dict[str, Any], payload: bytes | None = None) -> None:
-        """An update that Telegram has brought (a webhook): when this returns, Telegram may forget it."""
+    async def accept(self, update: dict[str, Any], payload: bytes | None = None, *, keep: bool = False) -> None:
+        """An update that Telegram has brought (a webhook): when this returns, Telegram may forget it.
+
+        With ``keep`` :meth:`raw` need not read it again.
+        """
         if self._source is None:
             raise FeedClosed(f"the feed of bot {self.bot_id} is not open")
-        await self.feed.stream.add(self._source.record(update, payload))
+        await self.feed.stream.add(self._source.record(update, payload, keep=keep))
 
     async def close(self) -> None:
         """Hand back what has not begun, wait for what has, then let go. Nothing is lost, whatever happens here."""
@@ -513,7 +520,7 @@ class Polling:
 
     async def give_each(self, items: Sequence[Item], read: Callable[[Item], _Update]) -> list[_Update]:
         """What the library gets of these items. What ``read`` raises on is set aside: it would raise again."""
-        updates = []
+        updates, handouts = [], self._handouts
         for item in items:
             if self.is_breath_due():
                 await asyncio.sleep(0)  # noqa: TID251 - not a wait
@@ -523,14 +530,10 @@ class Polling:
                 log.exception("update %s cannot be read by this %s; it is set aside", item.id, self._library)
                 await settled(item.set_aside(error))
             else:
-                self.give(update, item)
+                handouts[id(update)] = Handout(item, update)
+                self._busy += 1
                 updates.append(update)
         return updates
-
-    def give(self, update: object, item: Item) -> None:
-        """Remember that the library has this update."""
-        self._handouts[id(update)] = Handout(item, update)
-        self._busy += 1
 
     def find(self, update: object) -> Handout | None:
         """The handout of an update; of its equal if the library has made a copy."""
@@ -595,12 +598,15 @@ class Polling:
         self._busy -= 1
         handout.item.release()
         self._changed.set()
+        self._room.set()
 
     def end(self, handout: Handout) -> None:
         """The item has its outcome."""
         if self._handouts.pop(id(handout.update), None) is not None and handout.state in {"given", "running"}:
             self._busy -= 1
         self._changed.set()
+        if self._busy < self._most:
+            self._room.set()
 
     def handout_of(self, item: Item) -> Handout | None:
         """The handout of an item, if the library still has it."""
@@ -612,9 +618,10 @@ class Polling:
 
     async def until_less_busy_than(self, most: int) -> None:
         """Wait until the library can begin another one, and the background has room for it."""
-        while self.busy() >= most or len(self._handouts) >= most + MAX_BACKGROUND:
-            self._changed.clear()
-            await self._changed.wait()
+        while self._busy >= most or len(self._handouts) >= most + MAX_BACKGROUND:
+            self._most = most
+            self._room.clear()
+            await self._room.wait()
 
     # --- helpers ----------------------------------------------------------------------------------------------
 

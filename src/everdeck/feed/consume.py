@@ -417,7 +417,7 @@ class _Handlers:
         token = last_words.current.set(item)
         try:
             crash_point("feed.handler.starting")
-            await item.witnessed(call(self._handler, item))
+            await item.witness(call(self._handler, item))
             crash_point("feed.handler.returned")
         except asyncio.CancelledError as err:
             task = asyncio.current_task()

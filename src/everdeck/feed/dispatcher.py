@@ -11,14 +11,14 @@ neither the slot nor the next of its key waits for the commit: duplicates after 
 
 What happens to every item between two handlers is little, and the rest is done for many at once: code that runs once
 per handler finds the processor's caches full of the handler, and costs four times as much as in a loop of its own. So
-an item that is done is only noted (:meth:`Dispatcher.finish`), and leaves with all that finish in the same turn of the
-loop.
+an item that is done is only noted (:meth:`Item.settle_as_done`), and leaves with all that finish in the same turn of
+the loop.
 """
 
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
 from time import monotonic
@@ -33,7 +33,7 @@ from everdeck.feed.handling import Listener as Listener  # noqa: PLC0414 - also 
 from everdeck.feed.handling import is_news, retry_after_of, tell
 from everdeck.feed.inbox import Row, Stream
 from everdeck.feed.lanes import LaneKey, Lanes
-from everdeck.feed.ledger import SLOTS, End, Ledger
+from everdeck.feed.ledger import DONE, RUNNING, SLOTS, End, Ledger, Witness, unnamed
 from everdeck.feed.policy import DEFAULT, FeedPolicy
 from everdeck.feed.records import RecordId
 from everdeck.feed.store import SQL, Transaction, numbers
@@ -83,6 +83,9 @@ class Item(msgspec.Struct, eq=False):
     stored_at: float
     # Its row is finished, by ``transaction()`` or because delivery is at-most-once.
     acked: bool
+    # Its place in the ledger (0: none), and what its handler is awaited under: ``await item.witness(work)``.
+    slot: int
+    witness: Witness
     # Its outcome, and whether that is committed or will never be.
     outcome: _Outcome | None = None
     error: str | None = None
@@ -106,6 +109,11 @@ class Item(msgspec.Struct, eq=False):
         return self._dispatcher.stream.name
 
     @property
+    def ledger(self) -> Ledger:
+        """Where it is noted that it is being worked on."""
+        return self._dispatcher.ledger
+
+    @property
     def value(self) -> Any:
         """The payload as JSON."""
         return msgspec.json.decode(self.payload)
@@ -117,11 +125,13 @@ class Item(msgspec.Struct, eq=False):
 
     def begin(self) -> None:
         """Its handler is about to run: from now on a death of the process may be its doing."""
-        self._dispatcher.begin(self)
-
-    def witnessed(self, work: Awaitable[Any]) -> Awaitable[Any]:
-        """The work of its handler, such that a fatal signal in it is known to be this item's: see ``ledger``."""
-        return self._dispatcher.witnessed(self, work)
+        if self.begun_at is None and self.outcome is None:
+            self.begun_at = monotonic()
+            dispatcher = self._dispatcher
+            if self.slot:
+                dispatcher.words[self.slot] = self.seq << 3 | RUNNING
+            if dispatcher.patience is None:
+                dispatcher.be_patient()
 
     async def done(self) -> None:
         """The handler has finished; returns when that is committed."""
@@ -206,8 +216,17 @@ class Item(msgspec.Struct, eq=False):
 
     def settle_as_done(self) -> None:
         """As :meth:`done`, for those who do not wait for the commit; a crash until then finishes it all the same."""
-        if self.outcome is None:
-            self._dispatcher.finish(self)
+        if self.outcome is not None:
+            return
+        dispatcher = self._dispatcher
+        if self.acked or self.deeds is not None or self not in dispatcher.in_flight:
+            dispatcher.settle(self, _DONE, None, 0.0)
+        else:
+            dispatcher.words[self.slot] = self.seq << 3 | DONE
+            self.outcome = _DONE
+            dispatcher.finished.append(self)
+            if len(dispatcher.finished) == 1:
+                asyncio.get_running_loop().call_soon(dispatcher.let_finished_go)
 
     def settle_as_handed_back(self) -> None:
         """As :meth:`hand_back`, for those who cannot wait for the commit."""
@@ -283,9 +302,9 @@ class Dispatcher:
         self._slot_seconds = slot_seconds
         self._one_at_a_time = one_at_a_time
         self._lanes = Lanes()
-        self._in_flight: dict[Item, None] = {}  # in the order they were handed out
+        self.in_flight: dict[Item, None] = {}  # in the order they were handed out
         self._slots: set[Item] = set()
-        self._finished: list[Item] = []  # done, and still in the two above
+        self.finished: list[Item] = []  # done, and still in the two above
         self._settlements: list[Item] = []
         self._committing: list[Item] = []
         self._rang_meanwhile = False
@@ -300,11 +319,12 @@ class Dispatcher:
         self._closing = False
         self._failure: FeedError | None = None
         self._committer: asyncio.Task[None] | None = None
-        self._patience: asyncio.TimerHandle | None = None
+        self.patience: asyncio.TimerHandle | None = None
         self._revived = False
         self._told_of_disk = False
         self._stop_hearing: Callable[[], None] = _nothing
-        self._ledger: Ledger
+        self.ledger: Ledger
+        self.words: memoryview
 
     # --- the life of it ---
 
@@ -313,14 +333,14 @@ class Dispatcher:
         if self._committer is not None:
             raise FeedError(f"the dispatcher of stream {self.stream.name!r} is already open")
         self._lanes, self._closing, self._revived, self._failure = Lanes(), False, False, None
-        self._in_flight.clear()
+        self.in_flight.clear()
         self._slots.clear()
-        self._finished.clear()
+        self.finished.clear()
         self._outcome_came, self._idle, self._taking = asyncio.Event(), asyncio.Event(), asyncio.Lock()
         self._hurry = asyncio.Event()
         self._wake = await self.stream.listen()
         store, number = self.stream.inbox.store, self.stream.number
-        self._ledger = store.ledger
+        self.ledger, self.words = store.ledger, store.ledger.words
         self._last_arrived = store.last_seq
         self._found_early.clear()
         limits = deaths_that_convict(self.policy.max_attempts)
@@ -361,7 +381,7 @@ class Dispatcher:
         async with self._taking:
             while not items:
                 self._check()
-                self._let_finished_go()
+                self.let_finished_go()
                 self._wake.clear()
                 self._take_arrivals()
                 picked = self._pick(most or self.policy.concurrency)
@@ -371,25 +391,12 @@ class Dispatcher:
                     await self._something_to_take()
         if begin:
             for item in items:
-                self.begin(item)
+                item.begin()
         return items
-
-    def begin(self, item: Item) -> None:
-        """See :meth:`Item.begin`."""
-        if item.begun_at is None and item.outcome is None:
-            item.begun_at = monotonic()
-            if not self.finishes_early:
-                self._ledger.begin(item.seq)
-            if self._patience is None:
-                self._be_patient()
-
-    def witnessed(self, item: Item, work: Awaitable[Any]) -> Awaitable[Any]:
-        """See :meth:`Item.witnessed`."""
-        return self._ledger.witnessed(item.seq, work)
 
     async def drained(self) -> None:
         """Wait until nothing waits and nothing is in flight."""
-        while self.stream.waiting or self._in_flight:
+        while self.stream.waiting or self.in_flight:
             self._idle.clear()
             await self._idle.wait()
 
@@ -409,22 +416,22 @@ class Dispatcher:
         self.stopping()
         try:
             async with asyncio.timeout(grace_seconds):
-                while self._in_flight:
+                while self.in_flight:
                     self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
             pass
-        self._let_finished_go()
-        left = [item for item in self._in_flight if item.outcome is None]
+        self.let_finished_go()
+        left = [item for item in self.in_flight if item.outcome is None]
         for item in left:
             if cancelled and item.begun_at is not None and not item.acked:
                 item.settle_as_hung()
             else:
                 item.settle_as_handed_back()
         self._stop_hearing()
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self.patience is not None:
+            self.patience.cancel()
+            self.patience = None
         committer, self._committer = self._committer, None
         if committer is not None:
             committer.cancel()
@@ -464,35 +471,24 @@ class Dispatcher:
 
     def step_aside(self, item: Item) -> None:
         """See :meth:`Item.release`."""
-        if item in self._in_flight and item.outcome is None:
+        if item in self.in_flight and item.outcome is None:
             self._slots.discard(item)
             item.lane = self._lanes.step_aside(item.seq, item.lane)
             self._wake.set()
 
-    def finish(self, item: Item) -> None:
-        """Its handler is done, and nobody waits for the commit: from now on a crash finishes it all the same."""
-        if item.acked or item.deeds is not None or item not in self._in_flight:
-            self.settle(item, _DONE, None, 0.0)
-            return
-        self._ledger.finish(item.seq)
-        item.outcome = _DONE
-        if not self._finished:
-            asyncio.get_running_loop().call_soon(self._let_finished_go)
-        self._finished.append(item)
-
-    def _let_finished_go(self) -> None:
+    def let_finished_go(self) -> None:
         """Those that are done leave: their slots are free, their lanes go on, the next group commit has them."""
-        finished = self._finished
+        finished = self.finished
         if not finished:
             return
-        self._finished = []
-        in_flight, slots, lanes = self._in_flight, self._slots, self._lanes
+        self.finished = []
+        self._slots.difference_update(finished)
+        in_flight = self.in_flight
         for item in finished:
             del in_flight[item]
-            slots.discard(item)
             if self._interrupted:
                 self._no_longer_interrupted(item)
-            lanes.finish(item.seq, item.lane)
+        self._lanes.finish([(item.seq, item.lane) for item in finished])
         self._settlements += finished
         self._outcome_came.set()
         self.stream.left(waiting=0, done=len(finished))
@@ -504,16 +500,16 @@ class Dispatcher:
             # It may have begun, so it must not run again; a person can still see it and decide.
             outcome, error = _DEAD, "cut off while in flight; at most once, so it is not tried again"
         item.outcome, item.error, item.due_in = outcome, error, due_in
-        if item not in self._in_flight:
+        if item not in self.in_flight:
             item.end(FeedClosed(f"{item!r}: the feed was closed; it comes again"))
             return
         if outcome is not _DONE:
             for undo in reversed(item.undo or ()):
                 undo()
         if outcome is _HANDED_BACK or item.acked:
-            self._ledger.forget(item.seq)
+            self.ledger.forget(item.seq)
         elif outcome is _DONE and item.deeds is None:
-            self._ledger.finish(item.seq)  # with deeds it is finished only by the commit that has them
+            self.ledger.finish(item.seq)  # with deeds it is finished only by the commit that has them
         self._leave(item)
         if outcome is _HANDED_BACK:
             item.end()  # nothing of it was ever written
@@ -529,11 +525,11 @@ class Dispatcher:
 
     def _leave(self, item: Item) -> None:
         """It is no longer in flight: its slot is free and its lane goes on."""
-        del self._in_flight[item]
+        del self.in_flight[item]
         self._slots.discard(item)
         self._no_longer_interrupted(item)
         if item.outcome is _DONE:
-            self._lanes.finish(item.seq, item.lane)
+            self._lanes.finish([(item.seq, item.lane)])
             self.stream.left(waiting=0, done=0 if item.acked else 1)
         else:
             self._leave_unfinished(item)
@@ -547,9 +543,9 @@ class Dispatcher:
                 self._lanes.hold_accused(self._now())
 
     def _slots_are_free(self) -> None:
-        self.stream.in_flight = len(self._in_flight)
+        self.stream.in_flight = len(self.in_flight)
         self._wake.set()
-        if not self._in_flight:
+        if not self.in_flight:
             self._idle.set()
 
     def _leave_unfinished(self, item: Item) -> None:
@@ -571,13 +567,13 @@ class Dispatcher:
 
     def _pick(self, most: int) -> list[tuple[int, LaneKey]]:
         now, slots = self._now(), self._free_slots()
-        room = self._ledger.room - LEDGER_RESERVE
+        room = self.ledger.room - LEDGER_RESERVE
         # Suspects first, because they are few: at most a quarter of those at work, and none where one works at a time.
         allowed = min(WATCHED_AT_ONCE, self.policy.concurrency // 4 or self.policy.concurrency - 1)
         allowed = 0 if self._one_at_a_time else allowed - self._lanes.on_trial
         picked = self._lanes.pick_suspects(min(most, room, allowed), now)
         picked += self._lanes.pick(min(most - len(picked), slots, room), now)
-        if not picked and slots > 0 and room > 0 and not self._in_flight:
+        if not picked and slots > 0 and room > 0 and not self.in_flight:
             picked = self._lanes.pick_suspects(1, now)  # nobody else is there
         return picked
 
@@ -610,20 +606,22 @@ class Dispatcher:
         return self._handed_out(picked, rows)
 
     def _handed_out(self, picked: Sequence[tuple[int, LaneKey]], rows: dict[int, Row]) -> list[Item]:
-        items, early = [], self.finishes_early
+        items, early, reserve = [], self.finishes_early, self.ledger.reserve
         for seq, lane in picked:
             row = rows.get(seq)
             if row is None:  # somebody else removed it
                 self._lanes.release(lane)
             else:
-                _, record_id, key, payload, attempts, stored_at, _ = row
-                items.append(Item(self, lane, seq, record_id, key, payload, attempts + 1, stored_at, early))
-        self._in_flight.update(dict.fromkeys(items))
+                place = (0, unnamed) if early else reserve(seq)
+                items.append(
+                    Item(self, lane, seq, row.id, row.key, row.payload, row.attempts + 1, row.stored_at, early, *place)
+                )
+        self.in_flight.update(dict.fromkeys(items))
         if self._lanes.on_trial:
             self._slots.update(item for item in items if not self._lanes.is_on_trial(item.lane))
         else:
             self._slots.update(items)
-        self.stream.in_flight = len(self._in_flight)
+        self.stream.in_flight = len(self.in_flight)
         self.stream.left(waiting=len(picked), done=len(items) if self.finishes_early else 0)
         if len(items) < len(picked):
             self._idle.set()
@@ -652,18 +650,19 @@ class Dispatcher:
         arrived = self.stream.arrivals()
         if arrived:
             self._last_arrived = max(self._last_arrived, arrived[-1][0])
-        for seq, key in arrived:
-            if seq in self._found_early:
-                self._found_early.discard(seq)
+        if arrived and self._found_early:
+            twice = self._found_early.intersection(seq for seq, _ in arrived)
+            self._found_early -= twice
+            for seq in twice:
                 self.stream.told_twice(seq)
                 self._idle.set()  # it may be done already, and have been the last
-            else:
-                self._lanes.add(seq, key)
+            arrived = [new for new in arrived if new[0] not in twice]
+        self._lanes.add_all(arrived)
         if self._revived:
             # Somebody asked for a dead letter to be tried again.
             self._revived = False
             leaving = {item.seq for item in (*self._committing, *self._settlements)}
-            known = self._lanes.seqs() | leaving | {item.seq for item in self._in_flight}
+            known = self._lanes.seqs() | leaving | {item.seq for item in self.in_flight}
             for seq, key, *_ in self.stream.inbox.store.read("items_waiting", self.stream.number):
                 if seq not in known:
                     self._lanes.revive(seq, key)
@@ -673,15 +672,16 @@ class Dispatcher:
 
     # --- patience ---
 
-    def _be_patient(self) -> None:
-        self._patience = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look_at_the_slow)
+    def be_patient(self) -> None:
+        """From now on somebody is at work, and may take long."""
+        self.patience = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look_at_the_slow)
 
     def _look_at_the_slow(self) -> None:
         """Those that have run for long are the first in order: give their slots away, tell of them, end them."""
-        self._patience = None
-        self._let_finished_go()
+        self.patience = None
+        self.let_finished_go()
         now = monotonic()
-        for item in list(self._in_flight):
+        for item in list(self.in_flight):
             if item.begun_at is None:
                 continue
             ran = now - item.begun_at
@@ -700,8 +700,8 @@ class Dispatcher:
             limit = self.policy.handler_timeout
             if limit is not None and ran > limit and self._on_timeout is not None:
                 self._on_timeout(item)
-        if any(item.begun_at is not None for item in self._in_flight):
-            self._be_patient()
+        if any(item.begun_at is not None for item in self.in_flight):
+            self.be_patient()
 
     # --- the committer ---
 
@@ -709,7 +709,7 @@ class Dispatcher:
         while True:
             await self._outcome_came.wait()
             try:
-                if self._ledger.room > SLOTS // 2:
+                if self.ledger.room > SLOTS // 2:
                     async with asyncio.timeout(GATHER_SECONDS):
                         await self._hurry.wait()
             except TimeoutError:
@@ -736,7 +736,7 @@ class Dispatcher:
         """An invariant is broken: nothing more is handed out or acked, and everybody who waits is told."""
         self._closing = True
         self._failure = FeedError(f"the feed's committer failed: {type(err).__name__}: {err}")
-        self._let_finished_go()
+        self.let_finished_go()
         for item in self._settlements:
             item.end(self._failure)
         self._wake.set()
@@ -747,14 +747,13 @@ class Dispatcher:
         def gather() -> None:
             # Only now, with the writer's turn in hand: what gathered while we waited belongs to this group.
             nonlocal group
-            self._let_finished_go()
+            self.let_finished_go()
             group, self._settlements = self._settlements, []
             self._committing = group
 
         def write(connection: Any) -> None:
             if all(item.outcome is _DONE and item.deeds is None and not item.acked for item in group):
-                done = numbers(item.seq for item in group)
-                connection.execute(SQL["acks_add"], (done, len(group), self.stream.number))
+                self._write_done(connection, [item.seq for item in group])
             else:
                 self.stream.inbox.store.whole(write_each)
 
@@ -775,17 +774,28 @@ class Dispatcher:
             self._committing = []
             raise
 
+    def _write_done(self, connection: Any, done: list[int]) -> None:
+        """One statement; nearly always they are neighbours."""
+        first, last = min(done), max(done)
+        if last - first + 1 == len(done):
+            connection.execute(SQL["acks_add_plain"], (first, last, self.stream.number))
+        else:
+            connection.execute(SQL["acks_add"], (numbers(done), len(done), self.stream.number))
+
     def _committed(self, group: Sequence[Item]) -> None:
         crash_point("feed.commit.committed")
         if self._rang_meanwhile:
             self._rang_meanwhile, self._revived = False, True
         if not self._settlements:
             self._outcome_came.clear()
-        self._ledger.forget_all(item.seq for item in group)
+        self.ledger.forget_all(item.seq for item in group)
         for item in group:
             if item.outcome is _DONE:
                 if item.deeds is not None:
                     item.acked_now()
+                if item._waiters is None:  # noqa: SLF001 - as item.end() below, for nearly every item
+                    item._over = True  # noqa: SLF001
+                    continue
             elif item.outcome is _RETRY:
                 self._lanes.put_back(item.seq, item.lane, self._now() + item.due_in)
             elif item.outcome is _DEAD:
@@ -798,8 +808,7 @@ class Dispatcher:
     def _write_outcomes(self, connection: Any, group: Sequence[Item]) -> None:
         done = [item.seq for item in group if item.outcome is _DONE and not item.acked]
         if done:
-            connection.execute(SQL["items_done"], (numbers(done),))
-            connection.execute(SQL["stream_done"], (len(done), self.stream.number))
+            self._write_done(connection, done)
         for item in group:
             if item.outcome is not _DONE:
                 self._write_unfinished(connection, item)

@@ -8,17 +8,18 @@ because its id is smaller than the last one: Telegram's ids start again at rando
 The work itself is the dispatcher's; this module owns the arriving side, the dead letters and the housekeeping.
 """
 
-import hashlib
 from asyncio import CancelledError, Event, Future, Task, get_running_loop
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from hashlib import blake2b
+from itertools import accumulate
 from math import inf
 from os import PathLike
 from pathlib import Path
 from sqlite3 import IntegrityError
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
 
 import msgspec
 
@@ -44,6 +45,8 @@ FORGET_AT_ONCE: Final = 5_000
 STORES_BETWEEN_HOUSEKEEPING: Final = 64
 # With so many at hand the handlers have something to do until a commit is synced.
 ENOUGH_AT_HAND: Final = 32
+# A place in an array of JSON is found by counting, so arrays are short.
+MOST_PLAIN: Final = 256
 
 
 # By id, the digests that are known and the epoch of each.
@@ -369,14 +372,21 @@ class Stream:
     ) -> "_Written":
         """Nearly always none of the ids is known, and then a batch is one statement."""
         written: _Written
-        parameters: tuple[object, ...] = ()
+        statement: str
+        parameters: tuple[object, ...]
 
         def as_new() -> None:
-            nonlocal written, parameters
-            written, parameters = self._batch(row, records, cursor, {}, by_digest=by_digest)
+            nonlocal written, statement, parameters
+            if _is_plain(records, row, by_digest=by_digest):
+                statement = SQL["batch_add_plain"]
+                written, parameters = self._plain_batch(row, records, cursor, by_digest=by_digest)
+            else:
+                statement = SQL["batch_add"]
+                written, batch = self._batch(row, records, cursor, {}, by_digest=by_digest)
+                parameters = (1, *batch)
 
         def write(connection: "sqlite3.Connection") -> "_Written":
-            connection.execute(SQL["batch_add"], (1, *parameters))
+            connection.execute(statement, parameters)
             return written
 
         def write_the_unknown(connection: "sqlite3.Connection") -> "_Written":
@@ -393,6 +403,33 @@ class Stream:
             return await store.write(write, durable=sync, alone=True, first=as_new, then=self._stored)
         except IntegrityError:  # refused: some are known
             return await store.write(write_the_unknown, durable=sync, then=self._stored)
+
+    def _plain_batch(
+        self, row: "_Row", records: Sequence[Record], cursor: Cursor, *, by_digest: bool
+    ) -> "tuple[_Written, tuple[object, ...]]":
+        """As :meth:`_batch`, of records of which each is new as far as it can be told here."""
+        store = self.inbox.store
+        seqs, now = store.next_seqs(len(records)), store.clock()
+        confirmed = row.confirmed and cursor in {None, row.cursor}
+        row = _Row(row.id, row.cursor if cursor is None else cursor, confirmed, row.floor, row.epoch, now)
+        payloads = [record.payload for record in records]
+        keys = [record.key for record in records]
+        digests = b"".join([_digest(payload) for payload in payloads]) if by_digest else b""
+        written = _Written(row, seqs, records)
+        return written, (
+            seqs.start,
+            row.id,
+            now,
+            _json([record.id for record in records]),
+            _json(keys) if any(key is not None for key in keys) else None,
+            numbers(accumulate(map(len, payloads), initial=1)),
+            b"".join(payloads),
+            digests,
+            _cursor_text(row.cursor),
+            row.confirmed,
+            row.floor,
+            row.epoch,
+        )
 
     def _batch(
         self, row: "_Row", records: Sequence[Record], cursor: Cursor, known: "_Known", *, by_digest: bool
@@ -419,11 +456,15 @@ class Stream:
 
     def _remember(self, written: "_Written") -> None:
         """What arrived, for the dispatcher; its payloads too, as far as there is room for them."""
+        stored_at, new, at_hand, size = written.row.stored_at, self._new, self._at_hand, self._at_hand_bytes
         for seq, record in zip(written.seqs, written.fresh, strict=True):
-            self._new.append((seq, record.key))
-            if self._at_hand_bytes < AT_HAND_BYTES:
-                self._at_hand[seq] = Row(seq, record.id, record.key, record.payload, 0, written.row.stored_at, 0)
-                self._at_hand_bytes += len(record.payload)
+            key = record.key
+            new.append((seq, key))
+            if size < AT_HAND_BYTES:
+                payload = record.payload
+                at_hand[seq] = Row(seq, record.id, key, payload, 0, stored_at, 0)
+                size += len(payload)
+        self._at_hand_bytes = size
 
     @property
     def has_enough(self) -> bool:
@@ -564,7 +605,7 @@ class Stream:
             if not isinstance(record.payload, bytes):
                 raise SourceError(f"stream {self.name!r}: the payload of a Record is bytes")
             twins = known.setdefault(record.id, {})
-            digest = hashlib.blake2b(record.payload, digest_size=8).digest() if by_digest else None
+            digest = _digest(record.payload) if by_digest else None
             if digest in twins or (twins and not by_digest):
                 continue
             below = by_digest and isinstance(record.id, int) and record.id < floor
@@ -587,7 +628,7 @@ class _Row:
     stored_at: float
 
 
-class Row(NamedTuple):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """An item as it waits; ``charges`` counts the deaths that are held against it."""
 
     seq: int
@@ -604,7 +645,22 @@ class _Written(NamedTuple):
 
     row: _Row
     seqs: range
-    fresh: list[Record]
+    fresh: Sequence[Record]
+
+
+def _is_plain(records: Sequence[Record], row: _Row, *, by_digest: bool) -> bool:
+    """Are these as batches nearly always are? What is wrong with others is found by those who look at each of them."""
+    if row.epoch or not 0 < len(records) <= MOST_PLAIN or set(map(type, records)) != {Record}:
+        return False
+    ids: list[Any] = [record.id for record in records]
+    kinds = set(map(type, ids))
+    if {type(record.payload) for record in records} != {bytes} or len(set(ids)) < len(ids):
+        return False
+    return kinds == {str} or (kinds == {int} and (not by_digest or min(ids) >= row.floor))
+
+
+def _digest(payload: bytes) -> bytes:
+    return blake2b(payload, digest_size=8).digest()
 
 
 def _tell(waiter: "Future[None]", failure: Exception | None) -> None:

@@ -12,6 +12,7 @@ of 50,000 of them is two megabytes.
 
 from bisect import insort
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TypeAlias
@@ -59,6 +60,19 @@ class Lanes:
             queue.append(seq)
         return lane
 
+    def add_all(self, arrived: Iterable[tuple[int, str | None]]) -> None:
+        """As :meth:`add`, for many."""
+        turns, queued, busy = self._turns, self._queued, self._busy
+        for seq, key in arrived:
+            if key is None:
+                turns.append(seq)
+            elif key in queued:
+                queued[key].append(seq)
+            else:
+                queued[key] = [seq]
+                if key not in busy:
+                    turns.append(key)
+
     def suspect(self, seq: int, how: Suspicion) -> None:
         """Serve this item only in a slot for suspects."""
         if how is not Suspicion.FRESH:
@@ -71,10 +85,11 @@ class Lanes:
     def pick(self, most: int, now: float) -> list[tuple[int, LaneKey]]:
         """The next fresh items to serve, each of another lane; they are in flight from now on."""
         self._wake(now)
+        turns, suspects = self._turns, self._suspects
         picked: list[tuple[int, LaneKey]] = []
-        while self._turns and len(picked) < most:
-            lane = self._turns.popleft()
-            if self._suspects and self._head(lane) in self._suspects:
+        while turns and len(picked) < most:
+            lane = turns.popleft()
+            if suspects and self._head(lane) in suspects:
                 self._line_up(lane)
             else:
                 picked.append((self._start(lane), lane))
@@ -130,15 +145,17 @@ class Lanes:
         if lane in self._queued:
             self._turns.append(lane)
 
-    def finish(self, seq: int, lane: LaneKey) -> None:
-        """The item in flight is done: nothing is held against it, and the next of its lane waits for its turn."""
-        self._busy.discard(lane)
-        if self._on_trial:
-            self._on_trial.pop(lane, None)
-        if self._suspects:
-            self._suspects.pop(seq, None)
-        if lane in self._queued:
-            self._turns.append(lane)
+    def finish(self, done: Sequence[tuple[int, LaneKey]]) -> None:
+        """These, that were in flight, are done: nothing is held against them, and the next of their lanes wait."""
+        busy, queued, turns = self._busy, self._queued, self._turns
+        for seq, lane in done:
+            busy.discard(lane)
+            if self._on_trial:
+                self._on_trial.pop(lane, None)
+            if self._suspects:
+                self._suspects.pop(seq, None)
+            if lane in queued:
+                turns.append(lane)
 
     def step_aside(self, seq: int, lane: LaneKey) -> LaneKey:
         """The item in flight goes on in a lane of its own, which is the answer; its old lane is served again."""

@@ -35,6 +35,7 @@ from telegram.ext import (
     ExtBot,
     PersistenceInput,
     PicklePersistence,
+    SimpleUpdateProcessor,
     Updater,
 )
 from telegram.ext._picklepersistence import _BotPickler, _BotUnpickler
@@ -65,7 +66,7 @@ from everdeck.feed.records import Delivery, FirstRun
 from everdeck.feed.store import Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
 __all__ = ["Persistence", "current_item", "durable_application"]
 
@@ -76,6 +77,7 @@ _NON_BLOCKING: Final = ":process_update_non_blocking:"
 AHEAD: Final = 64
 
 log = logging.getLogger("everdeck.feed")
+_current: Final = last_words.current
 permanent(BadRequest, ChatMigrated, Forbidden)  # a group that has moved is a 400 with a class of its own
 
 
@@ -238,7 +240,7 @@ class Durable:
 
     async def accept(self, body: bytes, raw: dict[str, Any], update: Update) -> None:
         """What Telegram has brought, and what the library has made of it: when this returns it is stored."""
-        self._just_read.keep(body, update)
+        self._just_read.keep((body,), (update,))
         await self.polling.accept(raw, body)
 
     async def _parsed(self, items: "Sequence[Item]") -> list[Update]:
@@ -246,7 +248,7 @@ class Durable:
 
     def _read_item(self, item: Item) -> Update:
         bot = self.app.bot
-        update = self._just_read.take(item.payload) or self.read(self.polling.raw(item))
+        update = self._just_read.take(item.payload) or Update.de_json(self.polling.raw(item), bot)
         if isinstance(bot, ExtBot):
             bot.insert_callback_data(update)
         return update
@@ -269,8 +271,8 @@ class Durable:
 
     # --- the handlers -----------------------------------------------------------------------------------------
 
-    async def process(self, update: object, work: Any, coroutine: Any) -> None:  # noqa: C901, PLR0912 - one row per way to end
-        """Run the handlers of one update (``work``, which awaits ``coroutine``) and give its item an outcome."""
+    async def process(self, update: object, work: Any, coroutine: Any) -> None:  # noqa: C901, PLR0912, PLR0915 - one row per way to end
+        """Run the handlers of one update (``work``, which is or awaits ``coroutine``) and give its item an outcome."""
         handout = self.polling.begin(update)
         if handout is None:
             await work
@@ -279,12 +281,12 @@ class Durable:
             work.close()
             coroutine.close()
             return
+        item, token = handout.item, _current.set(handout.item)
         try:
-            token = last_words.current.set(handout.item)
             try:
-                await handout.item.witnessed(work)
+                await item.witness(work)
             finally:
-                last_words.current.reset(token)
+                _current.reset(token)
         except asyncio.CancelledError as error:
             canceller = self.polling.who_cancelled(handout, asyncio.current_task())
             handout.error = None if canceller is Canceller.AUTHOR else error
@@ -304,16 +306,18 @@ class Durable:
             raise
         except BaseException:
             # sys.exit() and the like: delivered again, it would end the bot again.
-            handout.item.settle_as_done()
+            item.settle_as_done()
             self.polling.end(handout)
             raise
         else:
-            coroutine.close()  # a processor of the user's may have decided not to run it; that is an outcome too
+            if work is not coroutine:
+                coroutine.close()  # a processor of the user's may have decided not to run it; that is an outcome too
             if not handout.tasks and handout.error is None and self.app.persistence is None and not handout.late:
                 # As below, in fewer steps: this is nearly every update.
-                handout.item.settle_as_done()
-                self.polling.end(handout)
-                if self.polling.one_at_a_time and self.polling.is_breath_due():  # the next is begun by this very task
+                item.settle_as_done()
+                polling = self.polling
+                polling.end(handout)
+                if polling.one_at_a_time and polling.is_breath_due():  # the next is begun by this very task
                     await asyncio.sleep(0)  # noqa: TID251 - not a wait
                 return
             forgive(handout)  # it may have ended in its own way
@@ -544,13 +548,13 @@ class DurableProcessor(BaseUpdateProcessor):
         self.inner = inner
         self.durable: Durable | None = None
 
-    async def do_process_update(self, update: object, coroutine: Any) -> None:
+    def do_process_update(self, update: object, coroutine: Any) -> "Coroutine[Any, Any, None]":
         """Run the user's processor and settle the item."""
-        work = self.inner.do_process_update(update, coroutine)
-        if self.durable is None:
-            await work
+        if type(self.inner) is SimpleUpdateProcessor:  # it would do nothing but await it
+            work = coroutine
         else:
-            await self.durable.process(update, work, coroutine)
+            work = self.inner.do_process_update(update, coroutine)
+        return work if self.durable is None else self.durable.process(update, work, coroutine)
 
     async def initialize(self) -> None:
         """As the user's."""
@@ -575,7 +579,7 @@ def _durable_class(base: Any) -> Any:  # noqa: C901 - five short methods
             handout = self.durable.polling.find(update)
             if handout is None:
                 return super().create_task(coroutine, update, name=name)
-            task = super().create_task(handout.item.witnessed(coroutine), update, name=name)
+            task = super().create_task(handout.item.witness(coroutine), update, name=name)
             handout.tasks += (task,)
             return task
 

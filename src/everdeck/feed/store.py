@@ -29,11 +29,11 @@ import sqlite3
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from everdeck import disk
 from everdeck.crashpoints import crash_point
@@ -372,22 +372,26 @@ class Store:
         self, call: Callable[..., _Answer], *arguments: Any, then: Callable[[_Answer], None] | None = None
     ) -> _Answer:
         """Run it in the file's thread. Once begun it is waited for, also by those who are cancelled meanwhile."""
-        working = asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+        job = _Job(asyncio.get_running_loop(), call, arguments)
+        self._threads.submit(job.run)
         try:
-            answer = await asyncio.shield(working)
+            await job.over()
         except asyncio.CancelledError:
-            while not working.done():
-                try:
-                    await asyncio.shield(asyncio.wait({working}))
-                except asyncio.CancelledError:
-                    continue
+            while not job.is_over:
+                with suppress(asyncio.CancelledError):
+                    await job.over()
             # A failure is heard by nobody else.
-            if not working.cancelled() and working.exception() is None and then is not None:
-                then(working.result())
+            if job.error is None and then is not None:
+                then(job.answer)
             raise
+        if job.error is not None:
+            try:
+                raise job.error
+            finally:
+                del job  # the error has this frame in its traceback, and would have itself
         if then is not None:
-            then(answer)
-        return answer
+            then(job.answer)
+        return job.answer
 
     def _still_open(self) -> None:
         if not self._connection.in_transaction:
@@ -419,6 +423,45 @@ class Store:
         # Changes with our own writes too; a ring too many only makes somebody look.
         (version,) = self._reader.execute("PRAGMA data_version").fetchone()
         return int(version)
+
+
+class _Job(Generic[_Answer]):
+    """A call for the file's thread, and what came of it.
+
+    As ``run_in_executor`` and ``shield`` together, with a third of their futures: every batch and every group of
+    outcomes is one.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, call: Callable[..., _Answer], arguments: tuple[Any, ...]
+    ) -> None:
+        self._loop = loop
+        self._call = call
+        self._arguments = arguments
+        self._waiter: asyncio.Future[None] | None = None
+        self.is_over = False
+        self.error: BaseException | None = None
+        self.answer: _Answer
+
+    def run(self) -> None:
+        """In the thread."""
+        try:
+            self.answer = self._call(*self._arguments)
+        except BaseException as err:  # noqa: BLE001 - it is raised to who waits
+            self.error = err
+        with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+            self._loop.call_soon_threadsafe(self._end)
+
+    async def over(self) -> None:
+        """Wait for it, in the loop."""
+        if not self.is_over:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+
+    def _end(self) -> None:
+        self.is_over = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 def _recovered(connection: sqlite3.Connection, last: LastRun, cause: Cause) -> dict[int, frozenset[int]]:

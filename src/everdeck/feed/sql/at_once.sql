@@ -31,11 +31,45 @@ BEGIN
     WHERE id = new.stream;
 END;
 
--- Items that are done: their numbers as a JSON array, and how many they are.
+-- The same where all of it is plain: numbers that follow each other, one epoch, and no id twice (the index of what was
+-- seen refuses that). Taking a row apart with ->> reads the whole row each time, so here each column is an array of its
+-- own: half of the cost. Where a payload begins is told for each of them, and for the one that would come next.
+CREATE TEMP VIEW everdeck_plain_batch AS
+SELECT 0 AS first_seq, 0 AS stream, 0 AS stored_at, '' AS ids, '' AS keys, '' AS begins, x'' AS payloads, x'' AS digests,
+       NULL AS cursor, 0 AS confirmed, 0 AS floor, 0 AS epoch;
+
+CREATE TEMP TRIGGER everdeck_plain_batch_add INSTEAD OF INSERT ON everdeck_plain_batch
+BEGIN
+    INSERT INTO everdeck_seen (seq, stream, id, epoch, digest, stored_at)
+    SELECT new.first_seq + key, new.stream, value, new.epoch, nullif(substr(new.digests, 1 + 8 * key, 8), x''),
+           new.stored_at
+    FROM json_each(new.ids);
+
+    INSERT INTO everdeck_item (seq, stream, id, key, payload, stored_at)
+    SELECT new.first_seq + key, new.stream, value, new.keys ->> key,
+           substr(new.payloads, new.begins ->> key, (new.begins ->> (key + 1)) - (new.begins ->> key)), new.stored_at
+    FROM json_each(new.ids);
+
+    UPDATE everdeck_stream
+    SET phase = 'live', cursor = new.cursor, confirmed = new.confirmed, floor = new.floor, epoch = new.epoch,
+        stored_at = new.stored_at, last_batch = new.first_seq
+    WHERE id = new.stream;
+END;
+
+-- Items that are done: their numbers as a JSON array, and how many they are; or the first and the last of numbers that
+-- follow each other.
 CREATE TEMP VIEW everdeck_ack AS SELECT '' AS seqs, 0 AS count, 0 AS stream;
 
 CREATE TEMP TRIGGER everdeck_ack_add INSTEAD OF INSERT ON everdeck_ack
 BEGIN
     DELETE FROM everdeck_item WHERE seq IN (SELECT value FROM json_each(new.seqs));
     UPDATE everdeck_stream SET done = done + new.count WHERE id = new.stream;
+END;
+
+CREATE TEMP VIEW everdeck_plain_ack AS SELECT 0 AS first, 0 AS last, 0 AS stream;
+
+CREATE TEMP TRIGGER everdeck_plain_ack_add INSTEAD OF INSERT ON everdeck_plain_ack
+BEGIN
+    DELETE FROM everdeck_item WHERE seq BETWEEN new.first AND new.last;
+    UPDATE everdeck_stream SET done = done + new.last - new.first + 1 WHERE id = new.stream;
 END;

@@ -37,11 +37,17 @@ ORDER BY s.seq;
 DELETE FROM everdeck_seen WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: batch_add
--- See at_once.sql, as for the next one.
+-- See at_once.sql, as for the next three.
 INSERT INTO everdeck_batch VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: batch_add_plain
+INSERT INTO everdeck_plain_batch VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: acks_add
 INSERT INTO everdeck_ack VALUES (?, ?, ?);
+
+-- name: acks_add_plain
+INSERT INTO everdeck_plain_ack VALUES (?, ?, ?);
 
 -- name: item_add_dead
 INSERT INTO everdeck_item (seq, stream, id, key, payload, stored_at, state, attempts, error, died_at)
