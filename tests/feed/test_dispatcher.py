@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sqlite3
+import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -315,6 +316,44 @@ def test_who_is_known_to_have_done_it_pays_alone(tmp_path: Path) -> None:
             assert {event["what"]: event.get("crashes") for event in told} == {"crashed": None, "dead-letter": 3}
             (item,) = await take(dispatcher)
             assert (item.key, item.attempt) == ("a", 1)
+
+    asyncio.run(scenario())
+
+
+ENDS_ITSELF = """
+import asyncio, os, sys
+from everdeck.feed import Dispatcher, FeedPolicy, Inbox, Retry, last_words
+
+async def main():
+    async with Inbox(sys.argv[1]) as guilty, Inbox(sys.argv[2]) as innocent:
+        items = []
+        for inbox in (guilty, innocent):
+            stream = inbox.stream("s")
+            await stream.begin()
+            dispatcher = Dispatcher(stream, FeedPolicy(retry=Retry(seconds=0.0, cap_seconds=0.0)))
+            await dispatcher.open()
+            items += await asyncio.wait_for(dispatcher.take(), 20)
+        last_words.current.set(items[0])
+        os._exit(7)
+
+asyncio.run(main())
+"""
+
+
+def test_an_exit_is_blamed_on_nobody_of_another_inbox(tmp_path: Path) -> None:
+    """Two inboxes of one process have items of the same number: only the one whose handler called pays."""
+
+    async def scenario() -> None:
+        paths = tmp_path / "guilty.db", tmp_path / "innocent.db"
+        for path in paths:
+            async with opened(path) as (stream, _, _):
+                await fill(stream, "a")
+        for _ in range(3):
+            ended = await asyncio.create_subprocess_exec(sys.executable, "-c", ENDS_ITSELF, *paths)
+            assert await asyncio.wait_for(ended.wait(), 60) == 7
+        for path, crashes in zip(paths, ([3], []), strict=True):
+            async with opened(path) as (stream, _, _):
+                assert [letter.crashes for letter in stream.inbox.dead_letters()] == crashes
 
     asyncio.run(scenario())
 

@@ -2,10 +2,9 @@
 
 A death from outside (``kill -9``) and a death by one's own hand look the same to the next start, unless the dying
 process leaves word. Three kinds can: a fatal signal (SIGSEGV, SIGABRT, …) is written down by Python's faulthandler,
-with
-the place in the code; ``os._exit`` and ``os.abort`` are ours for as long as an inbox is open, and name the item whose
-handler called them; an ``exec`` by a handler (a bot that restarts itself) finishes that handler's item. A kill by the
-out-of-memory killer is counted by the kernel.
+with the place in the code; ``os._exit`` and ``os.abort`` are ours for as long as an inbox is open, and name the item
+whose handler called them; an ``exec`` by a handler (a bot that restarts itself) finishes that handler's item. A kill by
+the out-of-memory killer is counted by the kernel.
 
 A program that has enabled faulthandler itself keeps it; then its crashes are explained by the deck's word or not at
 all.
@@ -27,9 +26,13 @@ _REPLACING: Final = ("execv", "execve")
 
 
 class Numbered(Protocol):
-    """An item, as far as it matters here."""
+    """An item, as far as it matters here: its number, and where that means something."""
 
     seq: int
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where it is noted: other inboxes of this process have numbers of their own."""
 
 
 current: ContextVar[Numbered | None] = ContextVar("everdeck_item", default=None)
@@ -77,7 +80,7 @@ def forked() -> None:
 
 def cause_of(last: LastRun) -> Cause:
     """Why the process that left this ended."""
-    if last.end & (End.STOPPING | End.EXECED):
+    if last.end & (End.STOPPING | End.EXECED | End.ELSEWHERE):
         return Cause.ORDERED
     if last.end & End.BY_ITSELF or last.last_words:
         return Cause.OWN
@@ -122,23 +125,20 @@ def _telling(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
         # A forked child ends by os._exit too; its death is not ours.
         ours = os.getpid() == _owner_pid
-        item = current.get() if ours else None
-        for ledger in list(_open.values()) if ours else ():
-            if name in _ENDING:
-                ledger.note_end(End.BY_ITSELF)
-                if item is not None:
-                    ledger.blame(item.seq)
-            else:
-                ledger.note_end(End.EXECED)
-                if item is not None:
-                    ledger.finish(item.seq)
+        item, ledgers = current.get(), list(_open.values()) if ours else []
+        own = item.ledger if item is not None and item.ledger in ledgers else None
+        for ledger in ledgers:
+            ended = End.BY_ITSELF if own in {None, ledger} else End.ELSEWHERE
+            ledger.note_end(ended if name in _ENDING else End.EXECED)
+        if item is not None and own is not None:
+            (own.blame if name in _ENDING else own.finish)(item.seq)
         try:
             return original(*arguments, **options)
         except BaseException:
-            for ledger in list(_open.values()) if ours else ():
+            for ledger in ledgers:
                 ledger.take_back_end(End.EXECED)  # no such program
-                if item is not None:
-                    ledger.begin(item.seq)
+            if item is not None and own is not None:
+                own.begin(item.seq)
             raise
 
     call.__name__ = call.__qualname__ = name
