@@ -1,0 +1,83 @@
+"""What the registry and the notes keep of a spec: everything that was said, and nothing that goes without saying."""
+
+import json
+
+import msgspec
+import pytest
+
+from everdeck.model import Health, Limits, Log, Restart, Sandbox, Secret, Stop, WorkerSpec
+from everdeck.registry.store import encoded_spec
+
+USUAL = {
+    "env": {},
+    "inherit_env": [],
+    "secrets": {},
+    "cwd": None,
+    "lifetime": "adoptable",
+    "restart": {
+        "policy": "on-failure",
+        "max_crashes": 5,
+        "window_seconds": 300,
+        "backoff_seconds": 1.0,
+        "backoff_cap_seconds": 60.0,
+        "stable_seconds": 60,
+    },
+    "stop": {"signal": "TERM", "grace_seconds": 5},
+    "health": None,
+    "limits": {
+        "memory_bytes": None,
+        "cpu_percent": None,
+        "pids": None,
+        "open_files": None,
+        "nice": None,
+        "oom_score_adj": None,
+        "disk_bytes": None,
+    },
+    "sandbox": {
+        "level": "off",
+        "read": [],
+        "write": [],
+        "tcp_connect": [],
+        "tcp_bind": [],
+        "unix_sockets": False,
+    },
+    "log": {"max_bytes": 10_000_000, "max_age_seconds": None, "keep": 10, "compress": True, "split_stderr": False},
+    "port": False,
+    "user": None,
+    "group": None,
+    "umask": None,
+    "labels": {},
+    "satellite": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (WorkerSpec(("sleep", "1")), set()),
+        (WorkerSpec(("sleep", "1"), stop=Stop(grace_seconds=5), log=Log(), limits=Limits(), env={}), set()),
+        (WorkerSpec(("a",), restart=Restart("never"), umask=0, port=True), {"restart", "umask", "port"}),
+        (WorkerSpec(("b",), env={"A": "b"}, labels={"x": "y"}, cwd="/", lifetime="bound"), {"env", "labels", "cwd", "lifetime"}),
+        (WorkerSpec(("c",), sandbox=Sandbox("strict"), health=Health(notify=True)), {"sandbox", "health"}),
+        (WorkerSpec(("d",), sandbox=Sandbox("strict"), health=Health(notify=True)), {"sandbox", "health"}),
+    ],
+)
+def test_a_stored_spec_says_what_is_not_usual(spec: WorkerSpec, said: set[str]) -> None:
+    """And read again it is the same spec."""
+    stored = encoded_spec(spec)
+
+    assert set(json.loads(stored)) == {"command"} | said
+    assert msgspec.json.decode(stored, type=WorkerSpec) == spec
+
+
+def test_the_value_of_a_secret_is_not_stored_and_not_taken_from_another() -> None:
+    """The fields of one spec may be those of the one before; its secrets are its own."""
+    for name in ("A", "B"):
+        stored = encoded_spec(WorkerSpec(("x",), secrets={name: Secret("hidden")}))
+
+        assert json.loads(stored) == {"command": ["x"], "secrets": {name: {"value": None, "env": False}}}
+
+
+def test_what_goes_without_saying_stays_what_it_was() -> None:
+    """A stored spec leaves a default out. Who changes one has to write the old one into every row, by a migration."""
+    assert json.loads(msgspec.json.encode(WorkerSpec(("x",)))) == {"command": ["x"], **USUAL}
