@@ -2,12 +2,14 @@
 
 The C side makes the home, lock, note, log, cgroup and process of several such workers without the interpreter
 (:class:`everdeck.kernel.native.FirstStarts`). The calls are made by threads beside the loop, so everybody else has the
-loop meanwhile; a start that is alone is called in the loop, where it costs nobody a hand-over. What one call cannot
-start, and whatever goes wrong with a home, is left to the steps of :mod:`everdeck.deck.starting`, which tell why.
+loop meanwhile; a start that is alone is called in the loop, where it costs nobody a hand-over, and its record is made
+while its program is exec'ed. What one call cannot start, and whatever goes wrong with a home, is left to the steps of
+:mod:`everdeck.deck.starting`, which tell why.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from everdeck.crashpoints import crash_point, visited, visits_left
@@ -60,13 +62,32 @@ class Firsts:
                 locked += len(call.orders)
         for call in calls:
             if call.over is None:
-                call.starts.call()
-            else:
-                interrupted = await self._parts.midwives.outlasted(call.over) or interrupted
+                await self._launch_alone(call)
+                continue
+            interrupted = await self._parts.midwives.outlasted(call.over) or interrupted
             visited("start.locked", len(call.orders))
             await self._outcomes.settle(self._taken(call))
             self._end(call)
         return interrupted
+
+    async def _launch_alone(self, call: _Call) -> None:
+        """While its program is exec'ed its record is made, and committed when that is over."""
+        starts = call.starts
+        try:
+            starts.begin()
+            visited("start.locked", 1)
+            spawned = self._taken(call, partial(self._exec_over, call))
+            await self._outcomes.settle(spawned)
+        finally:
+            starts.end()
+
+    def _exec_over(self, call: _Call) -> None:
+        call.starts.end()
+        (order,), (first,), (made,) = call.orders, call.firsts, call.starts.told()
+        if made.step >= 0:
+            order.launched = None
+            self._parts.engine.first_launched(first, made)  # raises why
+        crash_point("start.spawned")
 
     def _begun(self, orders: Sequence[Launch], *, alone: bool, die_locked: int) -> _Call | None:
         """A call that starts these; None if there is nobody whom a call can start."""
@@ -125,8 +146,11 @@ class Firsts:
                 self._outcomes.back_to_rest(order)
         return described
 
-    def _taken(self, call: _Call) -> list[Launch]:
-        """Those that were spawned; those that were refused go back to rest, and those that need steps are left."""
+    def _taken(self, call: _Call, exec_over: Callable[[], None] | None = None) -> list[Launch]:
+        """Those that were spawned; those that were refused go back to rest, and those that need steps are left.
+
+        ``exec_over`` is of one whose program is still being exec'ed: see :attr:`Launch.exec_over`.
+        """
         spawned: list[Launch] = []
         try:
             told = call.starts.told()
@@ -139,7 +163,12 @@ class Firsts:
                 order.launched, order.identity = self._parts.engine.first_launched(first, made)
                 if made.watch >= 0:
                     order.armed = Armed(made.watch, len(first.mark))
-                crash_point("start.spawned")
+                if exec_over is None:
+                    crash_point("start.spawned")
+                elif order.identity is None:  # to be asked for, which waits for the exec as well
+                    exec_over()
+                else:
+                    order.exec_over = exec_over
                 spawned.append(order)
             except EverdeckError as err:
                 order.failure = err

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,7 @@ from everdeck.deck.ending import Ending
 from everdeck.deck.engine import Launched, Ready
 from everdeck.deck.parts import Parts
 from everdeck.deck.worker import Worker
-from everdeck.errors import LimitUnavailable, RegistryError
+from everdeck.errors import EverdeckError, LimitUnavailable, RegistryError
 from everdeck.kernel import containment, controllers, exits
 from everdeck.kernel.containment import Tree
 from everdeck.kernel.escalation import Subject
@@ -70,6 +70,8 @@ class Launch:
     """The watch of its log, if its start armed one."""
     ready: Ready | None = None
     launched: Launched | None = None
+    exec_over: Callable[[], None] | None = None
+    """Its program is being exec'ed: this waits for it, and raises if it is refused and nobody was launched."""
     identity: Identity | None = None
     failure: BaseException | None = None
 
@@ -133,6 +135,8 @@ class Outcomes:
             else:
                 parts.registry.save_all(running)
             parts.events.pass_on_all(told)
+            for order in launched:
+                _wait_for_exec(order)
         for order, record in zip(launched, running, strict=True):
             assert order.launched is not None  # noqa: S101
             order.end = None
@@ -195,6 +199,8 @@ class Outcomes:
         subjects = []
         for order in orders:
             order.failure = failure
+            with contextlib.suppress(EverdeckError):  # then there is nobody to end
+                _wait_for_exec(order)
             if order.launched is not None:
                 worker = order.worker
                 tree = Tree(worker.name, worker.record.cookie, worker.lock_path, order.identity)
@@ -233,6 +239,13 @@ class Outcomes:
         if order.end_mark is not None:
             logfiles.mark(self._parts.engine.log_text(order.worker.record.name), order.end_mark)
             order.end_mark = None
+
+
+def _wait_for_exec(order: Launch) -> None:
+    """Nobody is recorded, or ended, who may yet turn out to be refused."""
+    if order.exec_over is not None:
+        exec_over, order.exec_over = order.exec_over, None
+        exec_over()
 
 
 def told_end(order: Launch) -> list[Telling]:

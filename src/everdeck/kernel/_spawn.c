@@ -764,22 +764,30 @@ static void begin_start(struct batch *batch, int32_t index, char **texts, char *
 
 size_t everdeck_batch_bytes(void) { return sizeof(struct batch) + sizeof(struct made); }
 
-/* Start them all; what came of each is in "made". 0, or -1 if there is no memory for it and nothing was begun. */
-int everdeck_start_first(struct batch *batch, struct made *made)
+/* By number: which signals we ignore. Asked of the kernel, whose struct begins with the handler: sigaction(3) keeps 32
+ * and 33 to itself. */
+static void ask_ignored(unsigned char *ignored)
 {
-    struct under_way *slots = calloc(MOST_UNDER_WAY, sizeof *slots);
-    unsigned char ignored[LAST_SIGNAL + 1] = {0};
-    char *texts = batch->texts, *notes = batch->notes;
-    if (!slots)
-        return -1;
     for (int number = 1; number <= LAST_SIGNAL; number++) {
-        /* Asked of the kernel, whose struct begins with the handler: sigaction(3) keeps 32 and 33 to itself. */
         struct {
             void (*handler)(int);
             char rest[56];
         } now;
         ignored[number] = syscall(SYS_rt_sigaction, number, NULL, &now, 8) == 0 && now.handler == SIG_IGN;
     }
+}
+
+/* Start them all; what came of each is in "made". 0, or -1 if there is no memory for it and nothing was begun. */
+int everdeck_start_first(struct batch *batch, struct made *made)
+{
+    struct under_way *slots = malloc(MOST_UNDER_WAY * sizeof *slots);
+    unsigned char ignored[LAST_SIGNAL + 1];
+    char *texts = batch->texts, *notes = batch->notes;
+    if (!slots)
+        return -1;
+    ask_ignored(ignored);
+    for (int32_t i = 0; i < MOST_UNDER_WAY; i++)
+        slots[i].made = NULL;
     for (int32_t i = 0; i < batch->count; i++) {
         struct under_way *slot = &slots[i % MOST_UNDER_WAY];
         end_birth(batch, slot);
@@ -789,4 +797,30 @@ int everdeck_start_first(struct batch *batch, struct made *made)
         end_birth(batch, &slots[(batch->count + i) % MOST_UNDER_WAY]);
     free(slots);
     return 0;
+}
+
+struct lone {
+    struct under_way slot;
+    unsigned char ignored[LAST_SIGNAL + 1];
+};
+
+/* Begin the first of them, and let the caller go on while it is exec'ed: whoever begins it ends it, and until then
+ * keeps the batch and "made", which hold what is known by then. 0, or -1 as above. */
+int everdeck_begin_first(struct batch *batch, struct made *made, struct lone **under_way)
+{
+    struct lone *lone = malloc(sizeof *lone);
+    char *texts = batch->texts, *notes = batch->notes;
+    *under_way = lone;
+    if (!lone)
+        return -1;
+    ask_ignored(lone->ignored);
+    begin_start(batch, 0, &texts, &notes, &lone->slot, made, lone->ignored);
+    return 0;
+}
+
+/* Wait until it is exec'ed or refused. */
+void everdeck_end_first(struct batch *batch, struct lone *lone)
+{
+    end_birth(batch, &lone->slot);
+    free(lone);
 }

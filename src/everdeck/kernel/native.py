@@ -135,7 +135,7 @@ class Made(NamedTuple):
 class FirstStarts:
     """Several first starts, made ready: home, lock, note, log and process of each, in one call that needs no Python."""
 
-    __slots__ = ("_batch", "_call", "_failed", "_made")
+    __slots__ = ("_batch", "_failed", "_library", "_made", "_under_way")
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class FirstStarts:
             words += (name, cgroup, cwd, mark, *programs, *command, *env)
             counts += (len(programs), len(command), len(env))
         workers_fd, null_fd = places
-        self._call = library.everdeck_start_first
+        self._library = library
         self._batch = _Batch(
             texts=_in_one_piece(words),
             notes=b"\0".join([worker.note for worker in workers]),
@@ -175,13 +175,27 @@ class FirstStarts:
         )
         self._made = ctypes.create_string_buffer(_MADE.size * len(workers))
         self._failed = 1
+        self._under_way = ctypes.c_void_p()
 
     def call(self) -> None:
         """Start them all; other threads go on meanwhile."""
-        self._failed = self._call(self._batch, self._made)
+        self._failed = self._library.everdeck_start_first(self._batch, self._made)
+
+    def begin(self) -> None:
+        """Start the only one, and return while its program is exec'ed; :meth:`end` it before you let go of it."""
+        self._failed = self._library.everdeck_begin_first(self._batch, self._made, self._under_way)
+
+    def end(self) -> None:
+        """Return when its program is exec'ed, or refused. Harmless when that is over."""
+        if self._under_way.value is not None:
+            self._library.everdeck_end_first(self._batch, self._under_way)
+            self._under_way.value = None
 
     def told(self) -> list[Made]:
-        """What came of each, in the same order; :class:`Refused` if there was no call, or it began nothing."""
+        """What came of each, in the same order; :class:`Refused` if there was no call, or it began nothing.
+
+        Of one that is being exec'ed, who it is.
+        """
         if self._failed:
             raise Refused("clone", errno.ENOMEM)
         return [Made._make(one) for one in _MADE.iter_unpack(self._made)]
@@ -333,6 +347,14 @@ def _library() -> ctypes.CDLL | None:
             return None
         library.everdeck_start_first.argtypes = [ctypes.POINTER(_Batch), ctypes.c_char_p]
         library.everdeck_start_first.restype = ctypes.c_int
+        under_way = ctypes.c_void_p
+        library.everdeck_begin_first.argtypes = [
+            *library.everdeck_start_first.argtypes,
+            ctypes.POINTER(under_way),
+        ]
+        library.everdeck_begin_first.restype = ctypes.c_int
+        library.everdeck_end_first.argtypes = [ctypes.POINTER(_Batch), under_way]
+        library.everdeck_end_first.restype = None
         library.everdeck_start.argtypes = [ctypes.POINTER(_Order), ctypes.POINTER(_Answer)]
         library.everdeck_start.restype = ctypes.c_int
         texts, rights = ctypes.POINTER(ctypes.c_char_p), ctypes.c_uint64
