@@ -36,16 +36,20 @@ class Deck:
 
     def start(self, **commands: list[str]) -> list[native.Made]:
         """Start these, by name, in one call."""
+        starts = self.ready(**commands)
+        starts.call()
+        told = starts.told()
+        self.born += [made for made in told if made.step < 0]
+        return told
+
+    def ready(self, **commands: list[str]) -> native.FirstStarts:
+        """These, made ready to be called."""
         path = os.environ["PATH"]
         firsts = [
             native.First(name, "", b"{}", _MARK, command, f"{self.workers}/{name}/data", path, [f"PATH={path}"])
             for name, command in commands.items()
         ]
-        starts = native.FirstStarts(self.places, Birth(), firsts, inotify_fd=self.ear)
-        starts.call()
-        told = starts.told()
-        self.born += [made for made in told if made.step < 0]
-        return told
+        return native.FirstStarts(self.places, Birth(), firsts, inotify_fd=self.ear)
 
     def close(self) -> None:
         """End what was started."""
@@ -163,6 +167,41 @@ def test_the_first_write_to_a_log_is_heard_of_whenever_it_comes(deck: Deck) -> N
     assert heard == [inotify.Heard(said.watch, inotify.MODIFY)]
     watched = Path(f"/proc/self/fdinfo/{deck.ear}").read_text().count("inotify wd:")
     assert watched == 1, "the silent one's, and no other"
+
+
+def test_who_it_is_can_be_told_before_its_program_runs(deck: Deck) -> None:
+    """And nothing but its process and its watch is left of the start when that is over, however often one asks."""
+    descriptors = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    starts = deck.ready(alice=["sleep", "100"])
+
+    starts.begin()
+    [made] = starts.told()
+    deck.born.append(made)
+    told = ids.read_stat(made.pid)
+    starts.end()
+    starts.end()
+
+    assert starts.told() == [made]
+    assert (told.ppid, told.start_ticks) == (os.getpid(), made.start_ticks)
+    assert set(os.listdir("/proc/self/fd")) - descriptors == {str(made.pidfd)}  # noqa: PTH208
+    assert flock.holders(deck.workers / "alice" / "lock") == [made.pid]
+
+
+def test_who_is_refused_after_that_is_nobody(deck: Deck) -> None:
+    """Its process is reaped, its lock is free, its watch is gone."""
+    children, descriptors = own_children(), set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    starts = deck.ready(no=["no-such-program"])
+
+    starts.begin()
+    [begun] = starts.told()
+    starts.end()
+    [over] = starts.told()
+
+    assert begun.step < 0
+    assert (native.STEPS[over.step], over.error, over.watch) == ("exec", errno.ENOENT, -1)
+    assert own_children() == children
+    assert set(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+    assert not flock.is_held(deck.workers / "no" / "lock")
 
 
 def _exchanged(number: int, action: bytes) -> bytes:

@@ -397,11 +397,12 @@ def test_values_are_validated_when_they_are_made() -> None:
 
 
 def test_a_program_that_cannot_run_leaves_no_worker(state: Path) -> None:
-    """The error names it; there is no record, no directory, no process."""
+    """The error names it; there is no record, no directory, no process, and no event that tells of a start."""
     with Deck(state) as deck:
         with pytest.raises(SpawnFailed, match="/no/such"):
             deck.start("alice", ["/no/such"])
         assert deck.list() == []
+        assert [event.kind for event in deck.events(0) if event.worker == "alice"] == []
         with pytest.raises(UnknownWorker):
             deck.status("alice")
 

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from everdeck.model import Health, Limits, Log, Restart, Sandbox, Secret, Stop, WorkerSpec
+from everdeck.model import Health, Limits, Log, Restart, Sandbox, SatelliteSpec, Secret, Stop, WorkerSpec
 from everdeck.registry.store import encoded_spec
 
 USUAL = {
@@ -57,7 +57,10 @@ USUAL = {
         (WorkerSpec(("sleep", "1")), set()),
         (WorkerSpec(("sleep", "1"), stop=Stop(grace_seconds=5), log=Log(), limits=Limits(), env={}), set()),
         (WorkerSpec(("a",), restart=Restart("never"), umask=0, port=True), {"restart", "umask", "port"}),
-        (WorkerSpec(("b",), env={"A": "b"}, labels={"x": "y"}, cwd="/", lifetime="bound"), {"env", "labels", "cwd", "lifetime"}),
+        (
+            WorkerSpec(("b",), env={"A": "b"}, labels={"x": "y"}, cwd="/", lifetime="bound"),
+            {"env", "labels", "cwd", "lifetime"},
+        ),
         (WorkerSpec(("c",), sandbox=Sandbox("strict"), health=Health(notify=True)), {"sandbox", "health"}),
         (WorkerSpec(("d",), sandbox=Sandbox("strict"), health=Health(notify=True)), {"sandbox", "health"}),
     ],
@@ -76,6 +79,18 @@ def test_the_value_of_a_secret_is_not_stored_and_not_taken_from_another() -> Non
         stored = encoded_spec(WorkerSpec(("x",), secrets={name: Secret("hidden")}))
 
         assert json.loads(stored) == {"command": ["x"], "secrets": {name: {"value": None, "env": False}}}
+
+
+def test_what_is_changed_inside_a_spec_is_stored_with_it() -> None:
+    """A dictionary of a spec can be changed though the spec cannot: what counts is what it says when it is stored."""
+    options = {"token": "a"}
+    spec = WorkerSpec(("x",), env={"A": "1"}, satellite=SatelliteSpec("cron", options))
+    encoded_spec(spec)
+
+    spec.env["A"], options["token"] = "2", "b"
+    stored = json.loads(encoded_spec(spec))
+
+    assert (stored["env"], stored["satellite"]["options"]) == ({"A": "2"}, {"token": "b"})
 
 
 def test_what_goes_without_saying_stays_what_it_was() -> None:

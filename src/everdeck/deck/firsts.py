@@ -109,8 +109,6 @@ class Firsts:
     def _end(self, call: _Call) -> None:
         """Whoever was started is known: what was heard of them meanwhile counts now."""
         parts = self._parts
-        if call.over is None:
-            return
         parts.logs.expect(-len(call.firsts))
         for order in call.orders:
             unborn = parts.unborn.pop(order.worker.name, None)

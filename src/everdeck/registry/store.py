@@ -158,6 +158,7 @@ _UNREADABLE: Final = ("(unreadable)",)
 
 _FIELDS: Final = WorkerSpec.__struct_fields__[1:]  # all but the command, which is always said
 _USUAL: Final = msgspec.structs.astuple(WorkerSpec(_UNREADABLE))[1:]
+_SATELLITE: Final = _FIELDS.index("satellite")
 _said: tuple[tuple[Any, ...], bytes] = (_USUAL, b"{}")
 
 
@@ -180,8 +181,12 @@ def _encoded_others(values: tuple[Any, ...]) -> bytes:
     global _said  # noqa: PLW0603 - a memory of one
     if _said[0] != values:
         fields = zip(_FIELDS, values, _USUAL, strict=True)
-        _said = values, _encode({field: value for field, value, usual in fields if value != usual})
-    said = _said[1]
+        said = _encode({field: value for field, value, usual in fields if value != usual})
+        if values[_SATELLITE] is None:
+            # Dictionaries are copied: whoever has the spec can change them. What a satellite has may lie deeper.
+            _said = tuple([dict(value) if type(value) is dict else value for value in values]), said
+    else:
+        said = _said[1]
     return b"}" if said == b"{}" else b"," + said[1:]
 
 
