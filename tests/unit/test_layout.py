@@ -65,3 +65,15 @@ def test_ps_loads_no_event_loop_and_no_http() -> None:
     loaded = loaded_by("import everdeck.cli.ps")
 
     assert not packages(loaded) & {"asyncio", "http", "httpx", "sqlite3", "rich", "typer"}
+
+
+def test_a_daemon_does_not_load_what_it_never_uses() -> None:
+    """No command line of uvicorn, no YAML, no debugger, no pickles; whoever asks for one of them has it."""
+    pytest.importorskip("litestar")
+    create = "from everdeck.server import daemon; from everdeck.server.serving import Config"
+    load = "Config(lambda: None, lifespan='off', log_config=None, ws='none').load()"
+    never = {"bdb", "click", "_pickle", "multiprocessing", "uvicorn.main", "yaml.reader"}
+
+    assert not loaded_by(f"{create}\n{load}") & never
+    used = "import pdb, pickle, uvicorn, yaml; uvicorn.Server, pdb.Pdb, pickle.dumps(yaml.safe_load('[1]'))"
+    assert loaded_by(f"{create}\n{used}\nimport logging; logging.config.dictConfig({{'version': 1}})") >= never

@@ -21,7 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from msgspec.structs import force_setattr, replace
@@ -487,6 +486,8 @@ def _port(field: str, given: object) -> None:
 
 def _check_cron(expression: str, tz: str) -> None:
     """Refuse it before anything is written, where the package that knows is installed."""
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - a quarter of a megabyte, for cron alone
+
     try:
         ZoneInfo(tz)
     except (ZoneInfoNotFoundError, ValueError) as err:

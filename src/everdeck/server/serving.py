@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import h11
+import uvicorn
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -37,6 +38,9 @@ from everdeck.statedir import HTTP_SOCKET
 from everdeck.verbs import Caller
 from everdeck.wire.listening import serve_unix
 from everdeck.wire.places import Places
+
+# Parts of uvicorn take it from the root, which is put off (see everdeck.server.later).
+vars(uvicorn)["Config"] = Config
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
