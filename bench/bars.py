@@ -141,7 +141,8 @@ def _logs(results: Results) -> Verdict:
 _BARS: list[tuple[str, str, Callable[[Results], Verdict]]] = [
     ("spawn of 1,000, library, all guarantees on ÷ bare `Popen` loop", "≤ 1.25 ×", _against_popen("everdeck", 1.25)),
     ("the same without the C side", "≤ 1.5 ×", _against_popen("everdeck-pure", 1.5)),
-    ("the same one by one", "≤ 2 ×", _against_popen("everdeck-each", 2.0)),
+    ("the same one by one, each answered when the disk has it", "≤ 2 ×", _against_popen("everdeck-each", 2.0)),
+    ('the same one by one, `durability="process"`', "≤ 2 ×", _against_popen("everdeck-each-process", 2.0)),
     ("in a group, per worker from 100 to 5,000", "≤ 1.15 × the bare loop's growth", _spawn_flat),
     ("in a group ÷ the fastest of s6, runit, supervisor, circus, pm2, workerdeck", "≤ 0.4 ×", _spawn_against_peers),
     ("kill -9 → replacement running, p50 ÷ bare `Popen` loop", "≤ 1.5 ×, ahead of every peer", _replacement),

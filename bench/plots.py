@@ -17,6 +17,7 @@ _COLOURS = {
     "popen": "#616161",
     "everdeck": "#00695c",
     "everdeck-each": "#4db6ac",
+    "everdeck-each-process": "#80cbc4",
     "everdeck-pure": "#b2dfdb",
     "everdeck-sync": "#26a69a",
     "everdeck-daemon": "#80cbc4",

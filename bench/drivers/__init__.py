@@ -2,7 +2,7 @@
 
 from bench.drivers.circus import Circus
 from bench.drivers.driver import Driver
-from bench.drivers.everdeck import Daemon, Facade, Library, OneByOne, Pure
+from bench.drivers.everdeck import Daemon, Facade, Library, OneByOne, OneByOneUnsynced, Pure
 from bench.drivers.honcho import Honcho
 from bench.drivers.limits import Popen, PosixSpawn
 from bench.drivers.pm2 import Pm2
@@ -18,6 +18,7 @@ DRIVERS: dict[str, type[Driver]] = {
         Popen,
         Library,
         OneByOne,
+        OneByOneUnsynced,
         Pure,
         Facade,
         Daemon,

@@ -44,6 +44,16 @@ class OneByOne(OtherStart):
         super().__init__(replace(plan, options={"BENCH_START": "each"}))
 
 
+class OneByOneUnsynced(OtherStart):
+    """The same without a wait for the disk after each of them."""
+
+    name = "everdeck-each-process"
+    about = '`AsyncDeck` with `durability="process"`, one `await deck.start(…)` after another'
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(replace(plan, options={"BENCH_START": "each", "BENCH_DURABILITY": "process"}))
+
+
 class Pure(OtherStart):
     """``AsyncDeck`` as it is installed where there is no compiler."""
 

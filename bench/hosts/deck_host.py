@@ -9,6 +9,8 @@ from typing import Any
 from bench.hosts.protocol import answer, channel, read_requests, timed
 from everdeck import AsyncDeck, Deck, Log, Restart, Stop
 
+DURABILITY: Any = os.environ.get("BENCH_DURABILITY", "power")
+
 
 def fields_of(request: dict[str, Any]) -> dict[str, Any]:
     """The policies of a plan; the first restart comes without delay, everything else is the default."""
@@ -41,7 +43,7 @@ async def with_async_deck(reading: int, writing: int) -> None:
             case "up":
                 plan, fields = request["workers"], fields_of(request)
                 begin_ns = time.monotonic_ns()
-                deck = AsyncDeck(Path(request["directory"]) / "state")
+                deck = AsyncDeck(Path(request["directory"]) / "state", durability=DURABILITY)
                 await deck.open()
             case "start" if deck is not None and os.environ.get("BENCH_START") == "each":
                 for name, command in plan:
