@@ -15,10 +15,10 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Final
+from typing import Final, TypeAlias
 
 from everdeck.errors import KernelError
 from everdeck.kernel import native
@@ -210,12 +210,19 @@ def _allow(ruleset_fd: int, paths: Sequence[bytes], access: int) -> None:
 
 # --- seccomp ----------------------------------------------------------------------------------------------------
 
+_Step: TypeAlias = tuple[int, int, int, int]
+"""A ``struct sock_filter``: what to do, how many steps to jump over if so and if not, and with which number."""
+_Question: TypeAlias = tuple[int, int, "int | tuple[_Step, ...]", "int | tuple[_Step, ...]"]
+"""How a number is compared, with which, and where it goes on if so and if not: another question, or what is decided."""
+
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _AUDIT_ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32: Final = 0x40000000
-_RUN: Final = 8
+_TRIED: Final = 512
+"""About as many numbers as kernels have by now: the ranges of them are told apart by halves."""
+_ONE_AMONG_OTHERS: Final = 3
 _NEW_NAMESPACES: Final = 0x7E020000
 _MSG_FASTOPEN: Final = 0x20000000
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
@@ -313,65 +320,107 @@ def system_call_filter(*, unix_sockets: bool) -> bytes:
     """
     machine = os.uname().machine
     which = _NUMBERS_OF[machine]
-    code: list[tuple[int, int, int, int]] = [
+    decided: dict[int, list[_Step]] = {
+        number: [_refuse(errno.EPERM)] for numbers in _REFUSED.values() if (number := numbers[which]) is not None
+    }
+    # The C library asks clone instead, whose flags can be looked at.
+    decided[_CLONE3[which]] = [_refuse(errno.ENOSYS)]
+    decided[_CLONE[which]] = _without(0, _NEW_NAMESPACES)
+    for call, at in ((_SENDTO, 3), (_SENDMSG, 2), (_SENDMMSG, 3)):
+        decided[call[which]] = _without(at, _MSG_FASTOPEN)
+    requests = [step for word in _REFUSED_REQUESTS for step in ((_EQUAL, 0, 1, word), _refuse(errno.EPERM))]
+    decided[_IOCTL[which]] = [_argument(1), *requests, _allowed()]
+    decided |= _only_its_own(which)
+    for modes, at in _MODES:
+        if (number := modes[which]) is not None:
+            decided[number] = _without(at, _SET_ID)
+    decided[_SOCKET[which]] = _sockets(unix_sockets=unix_sockets)
+    if machine == "x86_64":
+        decided[_X32] = [_refuse(errno.ENOSYS)]  # and whatever is above
+    code: list[_Step] = [
         (_LOAD, 0, 0, _ARCH_AT),
         (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),  # the calls of another processor have other numbers
         _refuse(errno.ENOSYS),
         (_LOAD, 0, 0, _NUMBER_AT),
+        *_by_number(decided),
     ]
-    if machine == "x86_64":
-        code += [(_AT_LEAST, 0, 1, _X32), _refuse(errno.ENOSYS)]
-    code += _refused_numbers(sorted(number for numbers in _REFUSED.values() if (number := numbers[which]) is not None))
-    # The C library asks clone instead, whose flags can be looked at.
-    code += [(_EQUAL, 0, 1, _CLONE3[which]), _refuse(errno.ENOSYS)]
-    code += _if_call(_CLONE[which], [_argument(0), (_ANY_OF, 0, 1, _NEW_NAMESPACES), _refuse(errno.EPERM), _allowed()])
-    for call, at in ((_SENDTO, 3), (_SENDMSG, 2), (_SENDMMSG, 3)):
-        fast_open = [_argument(at), (_ANY_OF, 0, 1, _MSG_FASTOPEN), _refuse(errno.EPERM), _allowed()]
-        code += _if_call(call[which], fast_open)
-    requests = [step for word in _REFUSED_REQUESTS for step in ((_EQUAL, 0, 1, word), _refuse(errno.EPERM))]
-    code += _if_call(_IOCTL[which], [_argument(1), *requests, _allowed()])
-    code += _only_its_own(which)
-    for numbers, at in _MODES:
-        if (number := numbers[which]) is not None:
-            set_id = [_argument(at), (_ANY_OF, 0, 1, _SET_ID), _refuse(errno.EPERM), _allowed()]
-            code += _if_call(number, set_id)
-    code += _if_call(_SOCKET[which], _sockets(unix_sockets=unix_sockets))
-    code.append(_allowed())
     return b"".join(struct.pack("=HBBI", *step) for step in code)
 
 
-def _refused_numbers(numbers: list[int]) -> list[tuple[int, int, int, int]]:
-    """Sorted, in runs that other numbers jump over: the kernel tries the filter with every number, at every start."""
-    code: list[tuple[int, int, int, int]] = []
-    for at in reversed(range(0, len(numbers), _RUN)):
-        run = numbers[at : at + _RUN]
-        tests = [step for number in run for step in ((_EQUAL, 0, 1, number), _refuse(errno.EPERM))]
-        past_this, past_all = len(tests), len(tests) + 1 + len(code)
-        code = [(_AT_LEAST, 0, past_all, run[0]), (_AT_LEAST, past_this, 0, run[-1] + 1), *tests, *code]
-    return code
+def _by_number(decided: Mapping[int, Sequence[_Step]]) -> list[_Step]:
+    """Find what is decided of a number, by halves; all others are allowed.
+
+    The kernel tries the filter with every number, at every start (``seccomp_cache_prepare``): asked one after another
+    these were 36 steps for a number, and now they are 10. What is decided loads an argument or returns, so it never
+    falls through, and the same decision stands there once.
+    """
+    ranges: list[tuple[int, tuple[_Step, ...]]] = [(0, (_allowed(),))]
+    for number in sorted(decided):
+        ranges = [one for one in ranges if one[0] != number]
+        ranges.append((number, tuple(decided[number])))
+        if number != _X32:
+            ranges.append((number + 1, (_allowed(),)))
+    ranges = [one for at, one in enumerate(ranges) if at == 0 or one[1] != ranges[at - 1][1]]
+    questions: list[_Question] = []
+    _halved(ranges, _TRIED, questions)
+    code: list[_Step] = []
+    places: dict[tuple[_Step, ...], int] = {}
+    for then in dict.fromkeys(then for _, then in ranges):
+        places[then] = len(questions) + len(code)
+        code += then
+    asked: list[_Step] = []
+    for at, (how, number, *answers) in enumerate(questions):
+        yes, no = ((one if isinstance(one, int) else places[one]) - at - 1 for one in answers)
+        asked.append((how, yes, no, number))
+    return [*asked, *code]
 
 
-def _only_its_own(which: int) -> list[tuple[int, int, int, int]]:
+def _halved(
+    ranges: Sequence[tuple[int, tuple[_Step, ...]]], end: int, questions: list[_Question]
+) -> int | tuple[_Step, ...]:
+    """Add the questions that tell these ranges apart; the place of the first, or what is decided if there is none."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    place = len(questions)
+    starts = [first for first, _ in ranges]
+    if len(ranges) == _ONE_AMONG_OTHERS and ranges[0][1] == ranges[2][1] and starts[2] == starts[1] + 1:
+        questions.append((_EQUAL, starts[1], ranges[1][1], ranges[0][1]))
+        return place
+    middle = (starts[0] + end) / 2
+    half = min(range(1, len(ranges)), key=lambda at: abs(starts[at] - middle))
+    questions.append((_AT_LEAST, starts[half], 0, 0))
+    below = _halved(ranges[:half], starts[half], questions)
+    above = _halved(ranges[half:], end, questions)
+    questions[place] = (_AT_LEAST, starts[half], above, below)
+    return place
+
+
+def _without(at: int, bits: int) -> list[_Step]:
+    """Allowed unless one of these bits is in that argument."""
+    return [_argument(at), (_ANY_OF, 0, 1, bits), _refuse(errno.EPERM), _allowed()]
+
+
+def _only_its_own(which: int) -> dict[int, list[_Step]]:
     """Limits and turns of others: for these calls an account is one person, and Landlock has no say.
 
     0 is the caller. A limit of others may be looked at; a nice of all processes of an account may not be set.
     """
     no = _refuse(errno.EPERM)
-    code = []
+    decided: dict[int, list[_Step]] = {}
     # pthread_setschedparam(3) and pthread_setaffinity_np(3) name the caller's own thread by its number, which a filter
     # cannot tell from a stranger's, and programs do not expect a no: libzmq (every Jupyter kernel) aborts. So for a
     # number these say yes and have no effect.
     for numbers in _SCHEDULE:
-        code += _if_call(numbers[which], [_argument(0), (_EQUAL, 1, 0, 0), _refuse(0), _allowed()])
+        decided[numbers[which]] = [_argument(0), (_EQUAL, 1, 0, 0), _refuse(0), _allowed()]
     new_limit = [(_EQUAL, 0, 2, 0), _upper_half(2), (_EQUAL, 1, 0, 0), no]
-    code += _if_call(_PRLIMIT[which], [_argument(0), (_EQUAL, 5, 0, 0), _argument(2), *new_limit, _allowed()])
+    decided[_PRLIMIT[which]] = [_argument(0), (_EQUAL, 5, 0, 0), _argument(2), *new_limit, _allowed()]
     for numbers, of_a_user in ((_SETPRIORITY, 2), (_IOPRIO_SET, 3)):
         whose = [_argument(0), (_AT_LEAST, 2, 0, of_a_user), _argument(1), (_EQUAL, 1, 0, 0), no, _allowed()]
-        code += _if_call(numbers[which], whose)
-    return code
+        decided[numbers[which]] = whose
+    return decided
 
 
-def _sockets(*, unix_sockets: bool) -> list[tuple[int, int, int, int]]:
+def _sockets(*, unix_sockets: bool) -> list[_Step]:
     """TCP, UDP and ICMP; asking for the addresses of this machine; Unix datagrams, or all of them."""
     local = [_allowed()] if unix_sockets else [*_kind(), (_EQUAL, 1, 0, _DATAGRAM), _refuse(errno.EACCES), _allowed()]
     known = [(_EQUAL, len(_PROTOCOLS) - at, 0, number) for at, number in enumerate(_PROTOCOLS)]
@@ -390,32 +439,27 @@ def _sockets(*, unix_sockets: bool) -> list[tuple[int, int, int, int]]:
     ]
 
 
-def _if_call(number: int, then: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """``then`` loads an argument, so it never falls through to the next look at the number."""
-    return _if_equal(number, then)
-
-
-def _if_equal(value: int, then: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+def _if_equal(value: int, then: list[_Step]) -> list[_Step]:
     return [(_EQUAL, 0, len(then), value), *then]
 
 
-def _kind() -> list[tuple[int, int, int, int]]:
+def _kind() -> list[_Step]:
     return [_argument(1), (_AND, 0, 0, _TYPE_BITS)]
 
 
-def _argument(index: int) -> tuple[int, int, int, int]:
+def _argument(index: int) -> _Step:
     return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * index)  # the lower half; both processors are little-endian
 
 
-def _upper_half(index: int) -> tuple[int, int, int, int]:
+def _upper_half(index: int) -> _Step:
     return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * index + 4)
 
 
-def _refuse(number: int) -> tuple[int, int, int, int]:
+def _refuse(number: int) -> _Step:
     return (_RETURN, 0, 0, _REFUSE | number)
 
 
-def _allowed() -> tuple[int, int, int, int]:
+def _allowed() -> _Step:
     return (_RETURN, 0, 0, _ALLOW)
 
 
