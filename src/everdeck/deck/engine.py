@@ -21,7 +21,7 @@ import msgspec
 from everdeck import child, disk
 from everdeck.deck import rights
 from everdeck.errors import LimitUnavailable, PortUnavailable, RegistryUnavailable, SpecError, StateDirRefused
-from everdeck.kernel import containment, controllers, credentials, flock, lifeline, native, quotas, spawn
+from everdeck.kernel import containment, controllers, credentials, flock, lifeline, native, quotas, sandbox, spawn
 from everdeck.kernel.birth import Birth
 from everdeck.logs import files as logfiles
 from everdeck.model import Cookie, Identity, Limits, Secret, WorkerName, WorkerSpec
@@ -115,7 +115,8 @@ class Engine:
         self._passed_through = {key: os.environ[key] for key in PASSED_THROUGH if key in os.environ}
 
     def close(self) -> None:
-        """Let go of the one descriptor of ours."""
+        """Let go of the descriptors of ours."""
+        sandbox.let_go()
         if self._null_fd >= 0:
             os.close(self._null_fd)
             self._null_fd = -1

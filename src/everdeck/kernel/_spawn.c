@@ -104,22 +104,33 @@ struct birth {
 
 size_t everdeck_order_bytes(void) { return sizeof(struct order); }
 
-/* Let a Landlock ruleset reach these paths; those that do not exist are left out. 0, or an errno. */
-int everdeck_allow_paths(int ruleset, const char *const *paths, int count, uint64_t access, uint64_t of_a_file)
+struct rule { /* struct landlock_path_beneath_attr of linux/landlock.h */
+    uint64_t access;
+    int32_t fd;
+} __attribute__((packed));
+
+/* Let a Landlock ruleset reach these open files. 0, or an errno. */
+int everdeck_add_rules(int ruleset, const struct rule *rules, int count)
 {
-    for (int i = 0; i < count; i++) {
-        struct { uint64_t access; int32_t fd; } __attribute__((packed)) rule = {access, -1};
+    for (int i = 0; i < count; i++)
+        if (syscall(NO_LANDLOCK_ADD_RULE, ruleset, 1 /* LANDLOCK_RULE_PATH_BENEATH */, &rules[i], 0U) < 0)
+            return errno;
+    return 0;
+}
+
+/* The same for paths, each ended by a NUL; those that do not exist are left out. */
+int everdeck_allow_paths(int ruleset, const char *paths, int count, uint64_t access, uint64_t of_a_file)
+{
+    for (int i = 0; i < count; i++, paths += strlen(paths) + 1) {
+        struct rule rule = {access, open(paths, O_PATH | O_CLOEXEC)};
         struct stat facts;
-        long answer = 0;
-        rule.fd = open(paths[i], O_PATH | O_CLOEXEC);
         if (rule.fd < 0)
             continue;
         if (fstat(rule.fd, &facts) < 0 || !S_ISDIR(facts.st_mode))
             rule.access = of_a_file;
-        answer = syscall(NO_LANDLOCK_ADD_RULE, ruleset, 1 /* LANDLOCK_RULE_PATH_BENEATH */, &rule, 0U);
-        int refused = errno;
+        int refused = everdeck_add_rules(ruleset, &rule, 1);
         close(rule.fd);
-        if (answer < 0)
+        if (refused)
             return refused;
     }
     return 0;

@@ -201,15 +201,27 @@ class FirstStarts:
         return [Made._make(one) for one in _MADE.iter_unpack(self._made)]
 
 
-def allow_paths(ruleset_fd: int, paths: Sequence[bytes], access: int, of_a_file: int) -> bool:
+def add_rules(ruleset_fd: int, rules: bytes, count: int) -> bool:
+    """Add Landlock rules (``struct landlock_path_beneath_attr[]``) to a ruleset; False without the C side."""
+    library = _library()
+    if library is None:
+        return False
+    _rules_added(library.everdeck_add_rules(ruleset_fd, rules, count))
+    return True
+
+
+def allow_paths(ruleset_fd: int, paths: Sequence[str], access: int, of_a_file: int) -> bool:
     """Let a Landlock ruleset reach these paths, those that are files with fewer rights; False without the C side."""
     library = _library()
     if library is None:
         return False
-    number = library.everdeck_allow_paths(ruleset_fd, texts(paths), len(paths), access, of_a_file)
+    _rules_added(library.everdeck_allow_paths(ruleset_fd, _in_one_piece(paths), len(paths), access, of_a_file))
+    return True
+
+
+def _rules_added(number: int) -> None:
     if number:
         raise KernelError(f"landlock: {os.strerror(number)} (errno {number})")
-    return True
 
 
 class _Order(ctypes.Structure):
@@ -357,8 +369,13 @@ def _library() -> ctypes.CDLL | None:
         library.everdeck_end_first.restype = None
         library.everdeck_start.argtypes = [ctypes.POINTER(_Order), ctypes.POINTER(_Answer)]
         library.everdeck_start.restype = ctypes.c_int
-        texts, rights = ctypes.POINTER(ctypes.c_char_p), ctypes.c_uint64
-        library.everdeck_allow_paths.argtypes = [ctypes.c_int, texts, ctypes.c_int, rights, rights]
+        library.everdeck_add_rules.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int]
+        library.everdeck_add_rules.restype = ctypes.c_int
+        library.everdeck_allow_paths.argtypes = [
+            *library.everdeck_add_rules.argtypes,
+            ctypes.c_uint64,
+            ctypes.c_uint64,
+        ]
         library.everdeck_allow_paths.restype = ctypes.c_int
     except (OSError, AttributeError):
         return None

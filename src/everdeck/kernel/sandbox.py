@@ -22,6 +22,7 @@ from typing import Final, TypeAlias
 
 from everdeck.errors import KernelError
 from everdeck.kernel import native
+from everdeck.kernel.openings import RULE, Named, Openings
 
 LEAST_ABI: Final = 6
 """Files, TCP ports, and signals and abstract sockets kept inside: Linux 6.12."""
@@ -50,9 +51,7 @@ _FOLDERS_OF_PROGRAMS: Final = frozenset(
     f"{around}/{last}" for around in ("", "/usr", "/usr/local") for last in ("bin", "sbin")
 )
 _BESIDE_BIN: Final = ("bin", "lib", "lib64", "libexec", "share", "include", "pyvenv.cfg")
-_DEVICES: Final = tuple(
-    f"/dev/{name}".encode() for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
-)
+_DEVICES: Final = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +89,12 @@ def ruleset(reach: Reach) -> int:
     fd = _checked(_libc().syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0))
     try:
         way = _way_to(reach.hidden)
-        _allow(fd, _visible_system(way), _READ)
-        _allow(fd, _encoded(_visible(reach.read, way)), _READ)
-        _allow(fd, _encoded(_visible(reach.write, way)), _CHANGE)
-        _allow(fd, _DEVICES, _DEVICE | _READ_DIR)
+        system = _system_open(way)
+        _add(fd, system.rules)
+        for access, paths in system.by_name:
+            _allow(fd, paths, access)
+        _allow(fd, tuple(_visible(reach.read, way)), _READ)
+        _allow(fd, tuple(_visible(reach.write, way)), _CHANGE)
         ports = [(_BIND_TCP, port) for port in reach.bind or ()]
         ports += [(_CONNECT_TCP, port) for port in reach.connect or ()]
         for access, port in ports:
@@ -162,13 +163,26 @@ def _way_to(hidden: str) -> _Way:
 
 
 @lru_cache(maxsize=16)
-def _visible_system(way: _Way) -> tuple[bytes, ...]:
+def _visible_system(way: _Way) -> tuple[Named, ...]:
     """Looked at once per deck: there are a hundred paths."""
-    return _encoded(_visible(_system(), way))
+    return (_READ, tuple(_visible(_system(), way))), (_DEVICE | _READ_DIR, _DEVICES)
 
 
-def _encoded(paths: Iterable[str]) -> tuple[bytes, ...]:
-    return tuple(os.fsencode(path) for path in paths)
+def _system_open(way: _Way) -> Openings:
+    global _kept  # noqa: PLW0603 - the machine's files are the same for all decks of a process
+    names, kept = _visible_system(way), _kept
+    if kept is None or not kept.serve(names):
+        kept = _kept = Openings(names, _OF_A_FILE)
+    return kept
+
+
+_kept: Openings | None = None
+
+
+def let_go() -> None:
+    """Close what is kept open from one start to the next; the next strict start opens it again."""
+    global _kept  # noqa: PLW0603 - see above
+    _kept = None
 
 
 def _visible(paths: Iterable[str], way: _Way) -> Iterator[str]:
@@ -193,8 +207,16 @@ def _inode(path: str) -> tuple[int, int] | None:
     return facts.st_dev, facts.st_ino
 
 
-def _allow(ruleset_fd: int, paths: Sequence[bytes], access: int) -> None:
-    if native.allow_paths(ruleset_fd, paths, access, access & _OF_A_FILE):
+def _add(ruleset_fd: int, rules: bytes) -> None:
+    size = RULE.size
+    if native.add_rules(ruleset_fd, rules, len(rules) // size):
+        return
+    for at in range(0, len(rules), size):
+        _checked(_libc().syscall(_ADD_RULE, ruleset_fd, _PATH_BENEATH, rules[at : at + size], 0))
+
+
+def _allow(ruleset_fd: int, paths: Sequence[str], access: int) -> None:
+    if not paths or native.allow_paths(ruleset_fd, paths, access, access & _OF_A_FILE):
         return
     for path in paths:
         try:
@@ -203,7 +225,7 @@ def _allow(ruleset_fd: int, paths: Sequence[bytes], access: int) -> None:
             continue
         try:
             allowed = access if stat.S_ISDIR(os.fstat(fd).st_mode) else access & _OF_A_FILE
-            _checked(_libc().syscall(_ADD_RULE, ruleset_fd, _PATH_BENEATH, struct.pack("=Qi", allowed, fd), 0))
+            _add(ruleset_fd, RULE.pack(allowed, fd))
         finally:
             os.close(fd)
 
