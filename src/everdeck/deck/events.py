@@ -73,7 +73,11 @@ class EventStream:
     def pass_on_all(self, told: Sequence[Telling]) -> None:
         """As :meth:`pass_on` for many that happened now."""
         told = [(worker, kind, with_caller(kind, detail)) for worker, kind, detail in told]
-        ids = self._registry.append_events(self._clock.wall(), told)
+        self.append_all_at(self._clock.wall(), told)
+
+    def append_all_at(self, at: float, told: Sequence[Telling]) -> None:
+        """As :meth:`append_at` for many that happened at the same time."""
+        ids = self._registry.append_events(at, told)
         if self._deeds.is_under_way:
             for event_id, (worker, kind, detail) in zip(ids, told, strict=True):
                 self._deeds.note(worker, kind, event_id, removed=bool(detail.get("removed")))

@@ -7,9 +7,11 @@ finds everything it needs here; the verbs in :mod:`everdeck.deck.owner` put them
 import asyncio
 import contextlib
 import contextvars
+import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
@@ -143,9 +145,9 @@ class Parts:
         with self.registry.transaction():
             # As they are by now: later news may be in the records already.
             self.registry.save_all(one.record for one, _ in self._owed if self.workers.get(one.name) is one)
-            for worker, events in self._owed:
-                for at, kind, detail in events:
-                    self.events.append_at(at, worker.name, kind, detail)
+            told = ((at, (one.name, kind, detail)) for one, events in self._owed for at, kind, detail in events)
+            for at, those in itertools.groupby(told, key=itemgetter(0)):
+                self.events.append_all_at(at, [one for _, one in those])
         self._owed.clear()
         self.events.wake()
 
