@@ -94,9 +94,11 @@ def test_a_deaf_worker_is_killed_after_its_grace(nursery: Nursery) -> None:
     assert time.monotonic() - begun >= 0.5
 
 
-def test_a_stopped_worker_leaves_when_asked(nursery: Nursery) -> None:
+@pytest.mark.parametrize("strength", ["cgroup", "cookie"])
+def test_a_stopped_worker_leaves_when_asked(nursery: Nursery, request: pytest.FixtureRequest, strength: str) -> None:
     """A stopped process acts on SIGTERM only once continued, so it is."""
-    one = nursery.start([sys.executable, "-I", "-S", "-c", POLITE])
+    cgroup = request.getfixturevalue("cgroup_dir") / "w" if strength == "cgroup" else None
+    one = nursery.start([sys.executable, "-I", "-S", "-c", POLITE], cgroup=cgroup)
     assert one.line() == "ready"
     ids.send_signal(one.pidfd, signal.SIGSTOP)
     os.waitid(os.P_PIDFD, one.pidfd, os.WSTOPPED)
@@ -106,6 +108,45 @@ def test_a_stopped_worker_leaves_when_asked(nursery: Nursery) -> None:
     assert outcome.gone
     assert outcome.killed == ()
     assert exits.peek_child(one.pidfd) == Exited(7)
+
+
+COUNTING = """
+import os, signal
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+signal.signal(signal.SIGCONT, lambda *_: asked and os._exit(len(asked)))
+os.write(int(os.environ["SAY"]), b"ready\\n")
+while True:
+    signal.pause()
+"""
+
+
+def test_one_that_takes_its_time_is_asked_once(nursery: Nursery, cgroup_dir: Path) -> None:
+    """Who has not ended a moment later is looked at and continued; a second SIGTERM would mean "at once" to many."""
+    one = nursery.start([sys.executable, "-I", "-S", "-c", COUNTING], cgroup=cgroup_dir / "w")
+    assert one.line() == "ready"
+
+    outcome = escalation.stop_trees([one.subject(grace_seconds=20)])[one.tree.name]
+
+    assert outcome.gone
+    assert outcome.killed == ()
+    assert exits.peek_child(one.pidfd) == Exited(1)
+
+
+def test_one_outside_the_group_is_asked_while_its_leader_waits_for_it(nursery: Nursery, cgroup_dir: Path) -> None:
+    """A leader that ends only after a child in a session of its own is not waited for in vain."""
+    code = (
+        "trap : TERM; setsid sleep 300 & echo $! >/dev/fd/$SAY; while kill -0 $! 2>/dev/null; do wait $!; done; exit 3"
+    )
+    one = nursery.start(["sh", "-c", code], cgroup=cgroup_dir / "w")
+    child = int(one.line())
+
+    outcome = escalation.stop_trees([one.subject(grace_seconds=20)])[one.tree.name]
+
+    assert outcome.gone
+    assert outcome.killed == ()
+    assert exits.peek_child(one.pidfd) == Exited(3)
+    _gone(one, child)
 
 
 def test_many_deaf_trees_share_one_grace(nursery: Nursery) -> None:

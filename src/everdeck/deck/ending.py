@@ -27,6 +27,7 @@ from everdeck.model import EventKind, Exit, State, UnknownExit, WorkerSpec
 from everdeck.registry.store import Desired, WorkerRecord
 
 _FOR_EVER_SECONDS: Final = 1e9
+_TOGETHER_SECONDS: Final = 0.02
 _AT_ONCE: Final = 1000  # trees that are looked for in one pass and signalled in one turn of the loop
 
 
@@ -86,25 +87,35 @@ class Ending:
             if worker.name not in to_end:
                 told(worker)
         failures: dict[str, StopFailed] = {}
+        changes: list[Change] = []
+        over: list[Worker] = []
 
         def gone(outcomes: dict[str, Outcome]) -> None:
             crash_point("stop.tree-gone")
-            failures.update(
-                {name: stop_failed(name, outcome) for name, outcome in outcomes.items() if not outcome.gone}
-            )
-            self._parts.note(
-                [self.stopped(to_end[name], outcome) for name, outcome in outcomes.items() if outcome.gone]
-            )
+            at = logfiles.time_of_mark()
             for name, outcome in outcomes.items():
+                over.append(to_end[name])
                 if outcome.gone:
-                    self.let_go(to_end[name])
-                told(to_end[name])
+                    changes.append(self.stopped(to_end[name], outcome, at))
+                else:
+                    failures[name] = stop_failed(name, outcome)
+
+        def record() -> None:
+            self._parts.note(changes)
+            for worker, _, _ in changes:
+                self.set_aside(worker).let_go()
+            for worker in over:
+                told(worker)
+            changes.clear()
+            over.clear()
             crash_point("stop.recorded")
 
         try:
             subjects = [self.subject(worker) for worker in to_end.values()]
-            await self.end_trees(subjects, gone, kill_patience_seconds=kill_patience_seconds)
+            await self.end_trees(subjects, gone, record, kill_patience_seconds=kill_patience_seconds)
         finally:
+            if changes:
+                record()
             self._listen_again(to_end.values())
         return failures
 
@@ -153,16 +164,19 @@ class Ending:
         grace = stop.grace_seconds if "L3" in self._parts.layers else _FOR_EVER_SECONDS
         return Subject(worker.tree(), worker.pidfd, stop.signal_number, grace)
 
-    def stopped(self, worker: Worker, outcome: Outcome) -> Change:
-        """The tree is proven gone: what there is to note."""
+    def stopped(self, worker: Worker, outcome: Outcome, at: str | None = None) -> Change:
+        """The tree is proven gone: what there is to note. Its log is told here, with ``at`` as the time if known."""
         parts, record = self._parts, worker.record
         ended_as = record.exit
         if worker.pidfd is not None:
-            seen = exits.peek_child(worker.pidfd) if worker.is_child else exits.told_by_pidfd(worker.pidfd)
+            # Nobody of its session or group is left, so its number need not stay reserved: it is reaped by the way.
+            seen = exits.reap_child(worker.pidfd) if worker.is_child else exits.told_by_pidfd(worker.pidfd)
+            worker.is_child = False
             ended_as = seen or UnknownExit()
         stopped = replace(record, phase=State.STOPPED, exit=ended_as, identity=None, cgroup=None, streak=0)
         told = None if ended_as is None else exit_detail(ended_as)
-        logfiles.mark(parts.engine.log_text(record.name), f"stopped pid={pid_of(record)} {ended_as}")
+        parts.logs.unwatch(record.name)  # before its last line, which would be heard as news
+        logfiles.mark(parts.engine.log_text(record.name), f"stopped pid={pid_of(record)} {ended_as}", at=at)
         if record.cgroup is not None:
             parts.gatherer.remove(record.cgroup)
         return worker, stopped, [*killed(outcome), (EventKind.STOPPED, {"pid": pid_of(record), "exit": told})]
@@ -186,14 +200,19 @@ class Ending:
         self,
         subjects: Sequence[Subject],
         on_outcomes: Callable[[dict[str, Outcome]], None] | None = None,
+        record: Callable[[], None] | None = None,
         *,
         kill_patience_seconds: float = KILL_PATIENCE_SECONDS,
     ) -> dict[str, Outcome]:
-        """Drive one escalation from the loop; outcomes are told in the batches in which they come."""
+        """Drive one escalation from the loop; outcomes are told in the batches in which they come.
+
+        ``record`` is called for all that came within a moment, so that trees that end together share a commit.
+        """
         if not subjects:
             return {}
         loop = self._parts.loop
         told: set[str] = set()
+        record_at: float | None = None
         with Escalation(subjects, kill_patience_seconds=kill_patience_seconds) as escalation:
             stirred = asyncio.Event()
             loop.add_reader(escalation.fileno(), stirred.set)
@@ -206,9 +225,15 @@ class Ending:
                         told.update(new)
                         if on_outcomes is not None:
                             on_outcomes(new)
+                        record_at = record_at or loop.time() + _TOGETHER_SECONDS
+                    if record_at is not None and (escalation.done or record_at <= loop.time()):
+                        record_at = None
+                        if record is not None:
+                            record()
                     if escalation.done:
                         return escalation.outcomes
-                    await _stirred(stirred, escalation.next_deadline())
+                    deadlines = (escalation.next_deadline(), record_at)
+                    await _stirred(stirred, min((one for one in deadlines if one is not None), default=None))
                     escalation.advance()
             finally:
                 loop.remove_reader(escalation.fileno())

@@ -264,15 +264,22 @@ def environments_are_readable() -> bool:
 # --- signalling -------------------------------------------------------------------------------------------------
 
 
-def signal_tree(tree: Tree, leader_pidfd: int | None, pids: Sequence[int], *numbers: int) -> None:
+def signal_tree(
+    tree: Tree,
+    leader_pidfd: int | None,
+    pids: Sequence[int],
+    *numbers: int,
+    to_group: Sequence[int] | None = None,
+) -> None:
     """Send signals, in order, to the leader's group and to every member outside it.
 
-    SIGKILL goes through ``cgroup.kill`` as well, which leaves no time to fork.
+    ``to_group`` are the group's own if it is to have others. SIGKILL goes through ``cgroup.kill`` as well, which leaves
+    no time to fork.
     """
     if signal.SIGKILL in numbers and tree.cgroup is not None:
         kill_cgroup(tree.cgroup)
     if leader_pidfd is not None:
-        for number in numbers:
+        for number in numbers if to_group is None else to_group:
             with contextlib.suppress(NotPermitted):
                 _signal_group(tree, leader_pidfd, pids, number)
     for pid in pids:

@@ -7,6 +7,10 @@ wait: its descriptor is readable when one of the awaited processes ended. Whoeve
 
 A stopped process acts on SIGTERM only once continued (POSIX, "Signal Concepts"), so SIGCONT follows.
 Children that were forked while we signalled are found by looking again, until a look finds nobody.
+
+Of a tree that is contained in its cgroup the leader's group is asked first, all groups in one tight loop. Most programs
+end at that, and then one look into the cgroup is the proof. Only of those that have not ended a moment later it is seen
+who is outside the group, or stopped: they are asked, and continued, too.
 """
 
 import contextlib
@@ -33,6 +37,10 @@ _UNSEEN_HOLDER_SECONDS: Final = 0.05
 _LONGEST_LOOK_SECONDS: Final = (
     2.0  # a look is a pass over /proc; a descriptor left in an unread socket may stay for ever
 )
+# In which a program has ended that does not handle its signal: alone, and for each one that is ended with it.
+_MOMENT_SECONDS: Final = 0.02
+_MOMENT_OF_EACH_SECONDS: Final = 0.0003
+_LONGEST_MOMENT_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,7 @@ class _Course:
     phase: _Phase
     deadline: float
     awaited: dict[int, int] = field(default_factory=dict)  # pidfd -> pid
+    leader_ended: bool = False
     killed: tuple[Survivor, ...] = ()
     look_again_at: float | None = None
     look_seconds: float = _UNSEEN_HOLDER_SECONDS
@@ -104,6 +113,8 @@ class Escalation:
         self._by_pidfd: dict[int, _Course] = {}
         self.outcomes: dict[str, Outcome] = {}
         self._subjects = list(subjects)
+        self._half_asked: dict[str, _Course] = {}  # their groups were signalled, nobody else was
+        self._ask_rest_at: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -124,31 +135,71 @@ class Escalation:
         """When :meth:`advance` must be called though nothing ended, on the clock that was handed in."""
         times = [course.deadline for course in self._courses.values()]
         times += [course.look_again_at for course in self._courses.values() if course.look_again_at is not None]
+        times += [] if self._ask_rest_at is None else [self._ask_rest_at]
         return min(times, default=None)
 
     def begin(self) -> None:
         """Send the first signals and note whom we wait for."""
         now = self._now()
-        found = containment.members([subject.tree for subject in self._subjects])
+        others: list[_Course] = []
         for subject in self._subjects:
             leader, owned = _leader(subject)
+            name = subject.tree.name
             course = _Course(subject, leader, owned, _Phase.ASKED, now + subject.grace_seconds)
-            self._courses[subject.tree.name] = course
-            pids = found[subject.tree.cookie]
-            if leader is not None or pids:
-                self._send(course, pids, subject.signal_number, signal.SIGCONT)
-            self._await(course, pids)
-        self._settle([course for course in self._courses.values() if not course.awaited])
+            self._courses[name] = course
+            if leader is None or not subject.tree.is_contained or not self._ask_group(course, leader):
+                others.append(course)
+        if self._half_asked:
+            moment_seconds = _MOMENT_SECONDS + len(self._half_asked) * _MOMENT_OF_EACH_SECONDS
+            self._ask_rest_at = now + min(moment_seconds, _LONGEST_MOMENT_SECONDS)
+        if others:
+            found = containment.members([course.subject.tree for course in others])
+            for course in others:
+                pids = found[course.subject.tree.cookie]
+                if course.leader_pidfd is not None or pids:
+                    self._send(course, pids, course.subject.signal_number, signal.SIGCONT)
+                self._await(course, pids)
+            self._settle([course for course in others if not course.awaited])
         self._escalate_overdue()
+
+    def _ask_group(self, course: _Course, leader_pidfd: int) -> bool:
+        """Signal the leader's group and wait for the leader; False if it takes more than that."""
+        identity = course.subject.tree.identity
+        if identity is None or not ids.has_group_signal():
+            return False
+        with contextlib.suppress(KernelError):
+            if not ids.send_group_signal(leader_pidfd, course.subject.signal_number):
+                return False
+        # Also if it has ended by now: then it is readable at once.
+        self._epoll.register(leader_pidfd, select.EPOLLIN)
+        course.awaited[leader_pidfd] = identity.pid
+        self._by_pidfd[leader_pidfd] = course
+        self._half_asked[course.subject.tree.name] = course
+        return True
+
+    def _ask_rest(self) -> None:
+        """A moment is over: of trees whose leaders have not ended, ask whoever is outside the group, continue all."""
+        half_asked, self._half_asked = self._half_asked.values(), {}
+        self._ask_rest_at = None
+        rest = [course for course in half_asked if course.awaited and course.phase is _Phase.ASKED]
+        found = containment.members([course.subject.tree for course in rest])
+        for course in rest:
+            pids = found[course.subject.tree.cookie]
+            # Not twice to the group: to many programs a second signal means "at once, whatever you are doing".
+            self._send(course, pids, course.subject.signal_number, signal.SIGCONT, to_group=(signal.SIGCONT,))
+            self._await(course, pids)
 
     def advance(self) -> None:
         """Take note of who ended, prove trees gone, and kill what is over its grace."""
         touched: dict[str, _Course] = {}
         for pidfd, _ in self._epoll.poll(0, max(1, len(self._by_pidfd))):
             course = self._by_pidfd[pidfd]
+            course.leader_ended |= pidfd == course.leader_pidfd
             self._forget(course, pidfd)
             touched[course.subject.tree.name] = course
         now = self._now()
+        if self._ask_rest_at is not None and self._ask_rest_at <= now:
+            self._ask_rest()
         due = {
             name: course
             for name, course in self._courses.items()
@@ -185,6 +236,9 @@ class Escalation:
             tree = course.subject.tree
             pids = found[tree.cookie]
             course.look_again_at = None
+            if not pids and course.leader_ended and tree.is_contained:
+                self._finish(course, Outcome(gone=True, killed=course.killed))
+                continue
             self._await(course, pids)
             if course.awaited or course.look_again_at is not None:
                 number = signal.SIGKILL if course.phase is _Phase.KILLED else course.subject.signal_number
@@ -221,17 +275,18 @@ class Escalation:
             self._await(course, pids)
         self._settle([course for course in overdue if course.subject.tree.name in self._courses and not course.awaited])
 
-    def _send(self, course: _Course, pids: Sequence[int], *numbers: int) -> None:
+    def _send(self, course: _Course, pids: Sequence[int], *numbers: int, to_group: Sequence[int] | None = None) -> None:
         # EPERM: a member changed its user (a setuid program). The others are signalled; the proof will tell.
         with contextlib.suppress(KernelError):
-            containment.signal_tree(course.subject.tree, course.leader_pidfd, pids, *numbers)
+            containment.signal_tree(course.subject.tree, course.leader_pidfd, pids, *numbers, to_group=to_group)
 
     def _await(self, course: _Course, pids: Sequence[int]) -> None:
         """Wait for the leader and for each member that is alive now."""
         known = set(course.awaited.values())
         tree = course.subject.tree
         leader_pid = tree.identity.pid if tree.identity is not None else None
-        if course.leader_pidfd is not None and leader_pid is not None and leader_pid not in known:
+        leader_is_known = course.leader_ended or leader_pid in known
+        if course.leader_pidfd is not None and leader_pid is not None and not leader_is_known:
             # The caller's own descriptor: one may sit in several epolls, and a copy of each would need as many again.
             self._add(course, course.leader_pidfd, leader_pid)
         for pid in pids:
@@ -247,6 +302,7 @@ class Escalation:
 
     def _add(self, course: _Course, pidfd: int, pid: int) -> None:
         if ids.is_readable(pidfd):
+            course.leader_ended |= pidfd == course.leader_pidfd
             self._close(course, pidfd)
             return
         self._epoll.register(pidfd, select.EPOLLIN)
@@ -272,6 +328,7 @@ class Escalation:
         self._drop(course)
         name = course.subject.tree.name
         del self._courses[name]
+        self._half_asked.pop(name, None)
         self.outcomes[name] = outcome
 
 

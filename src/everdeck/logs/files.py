@@ -104,33 +104,32 @@ def open_for_worker(log_dir: Path | str, *, split_stderr: bool) -> tuple[int, in
         raise
 
 
-def mark(log_dir: Path | str, *texts: str, fd: int | None = None) -> None:
+def mark(log_dir: Path | str, *texts: str, fd: int | None = None, at: str | None = None) -> None:
     """Append a line of ours for each text, such as ``--- everdeck 2026-11-15T20:40:18.123Z started cookie=9f0c… ---``.
 
     A line the worker left unfinished is ended first. A full disk loses the mark and nothing else. ``fd`` is the log if
-    the caller has it open for appending already.
+    the caller has it open for appending already, ``at`` the time if it is known.
     """
-    line = b"".join(map(mark_line, texts))
+    at = at or time_of_mark()
+    line = "".join([mark_text(text, at) for text in texts]).encode()
     with contextlib.suppress(OSError):
-        to = logledger.open_regular(f"{log_dir}/{CURRENT}", os.O_RDWR | os.O_APPEND | os.O_CREAT) if fd is None else fd
+        if fd is not None:
+            size = os.fstat(fd).st_size
+            os.write(fd, _on_its_own(line, logledger.last_byte(log_dir, size) if size else b""))
+            return
+        to, size = logledger.open_measured(f"{log_dir}/{CURRENT}", os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
-            size = os.fstat(to).st_size
-            if size:
-                last = os.pread(to, 1, size - 1) if fd is None else logledger.last_byte(log_dir, size)
-                line = line if last in (b"\n", b"") else b"\n" + line
-            os.write(to, line)
+            os.write(to, _on_its_own(line, os.pread(to, 1, size - 1) if size else b""))
         finally:
-            if fd is None:
-                os.close(to)
+            os.close(to)
 
 
-def mark_line(text: str) -> bytes:
-    """One line of ours, as :func:`mark` writes it."""
-    return mark_text(text, time_of_mark()).encode()
+def _on_its_own(line: bytes, last: bytes) -> bytes:
+    return line if last in (b"\n", b"") else b"\n" + line
 
 
 def mark_text(text: str, at: str) -> str:
-    """The same, made at a time that is known already."""
+    """One line of ours, as :func:`mark` writes it."""
     return f"{MARK}{at} {' '.join(text.split())} ---\n"
 
 

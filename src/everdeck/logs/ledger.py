@@ -197,11 +197,17 @@ def open_ledger(dir_fd: int) -> int:
 
 def open_regular(path: str, flags: int) -> int:
     """A descriptor of a plain file; a link, a pipe or a directory in its place is refused and never waited for."""
+    return open_measured(path, flags)[0]
+
+
+def open_measured(path: str, flags: int) -> tuple[int, int]:
+    """The same, and how many bytes it has."""
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "not a plain file", path)
-    return fd
+    return fd, facts.st_size
 
 
 def obstacle(log_dir: Path | str) -> str | None:
