@@ -547,7 +547,7 @@ def _path_of(error: msgspec.ValidationError) -> tuple[str, ...]:
     return tuple(re.findall(r"\.([A-Za-z_]\w*)", found.group(1))) if found else ()
 
 
-def _syntax_problem(error: tomllib.TOMLDecodeError) -> str:
+def _syntax_problem(error: "tomllib.TOMLDecodeError") -> str:
     found = re.search(r"^(.*) \(at (?:line (\d+), column (\d+)|(end of document))\)$", str(error))
     if not found:
         return f"not TOML: {error}"

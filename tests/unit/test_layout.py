@@ -67,13 +67,84 @@ def test_ps_loads_no_event_loop_and_no_http() -> None:
     assert not packages(loaded) & {"asyncio", "http", "httpx", "sqlite3", "rich", "typer"}
 
 
-def test_a_daemon_does_not_load_what_it_never_uses() -> None:
-    """No command line of uvicorn, no YAML, no debugger, no pickles; whoever asks for one of them has it."""
+SERVE = """
+from everdeck.server import daemon, fitness
+import os, pathlib, signal
+leave = lambda link: os.kill(os.getpid(), signal.SIGTERM)
+options = fitness.DaemonOptions(pathlib.Path({state!r}), listen="127.0.0.1:0", ready=leave)
+daemon.run(options, sys.stderr)
+"""
+
+
+def test_a_daemon_does_not_load_what_it_may_never_use(tmp_path: Path) -> None:
+    """It makes its token, serves the Unix socket and TCP, and leaves, all without OpenSSL, YAML or a debugger."""
     pytest.importorskip("litestar")
-    create = "from everdeck.server import daemon; from everdeck.server.serving import Config"
-    load = "Config(lambda: None, lifespan='off', log_config=None, ws='none').load()"
+    put_off = {"_ssl", "_hashlib", "tomllib._parser", "logging.handlers", "html.entities", "stringprep", "_csv", "_bz2"}
     never = {"bdb", "click", "_pickle", "multiprocessing", "uvicorn.main", "yaml.reader"}
 
-    assert not loaded_by(f"{create}\n{load}") & never
-    used = "import pdb, pickle, uvicorn, yaml; uvicorn.Server, pdb.Pdb, pickle.dumps(yaml.safe_load('[1]'))"
-    assert loaded_by(f"{create}\n{used}\nimport logging; logging.config.dictConfig({{'version': 1}})") >= never
+    loaded = loaded_by(SERVE.format(state=str(tmp_path / "state")))
+
+    assert not loaded & (put_off | never)
+    assert loaded >= {"ssl", "asyncio.sslproto", "everdeck.server.app", "uvicorn.protocols.http.h11_impl"}
+
+
+USE = """
+from everdeck.server import daemon
+from configparser import RawConfigParser
+from html import escape
+from secrets import compare_digest
+from ssl import CERT_NONE, PROTOCOL_TLS_SERVER, SSLSocket
+import asyncio, logging, socket
+from uvicorn.config import SSL_PROTOCOL_VERSION
+
+plain = socket.socket()
+assert not isinstance(plain, SSLSocket) and not isinstance(plain, RawConfigParser)
+assert "_ssl" not in sys.modules
+import configparser, hashlib, pdb, pickle, shutil, ssl, uvicorn, yaml
+context = ssl.create_default_context()
+wrapped = context.wrap_socket(plain, do_handshake_on_connect=False, server_hostname="localhost")
+assert isinstance(wrapped, SSLSocket) and isinstance(wrapped, ssl.SSLSocket) and SSLSocket is not ssl.SSLSocket
+assert (CERT_NONE, PROTOCOL_TLS_SERVER) == (ssl.CERT_NONE, ssl.PROTOCOL_TLS_SERVER) and SSL_PROTOCOL_VERSION == 17
+assert asyncio.sslproto.SSLAgainErrors[0] is ssl.SSLWantReadError
+assert isinstance(configparser.RawConfigParser(), RawConfigParser)
+assert escape("<") == "&lt;" and compare_digest("a", "a") and not compare_digest("a", "b")
+uvicorn.Server, pdb.Pdb, shutil.rmtree, pickle.dumps(yaml.safe_load("[1]")), hashlib.sha256(b"")
+logging.config.dictConfig({"version": 1})
+"""
+
+
+def test_whoever_uses_what_was_put_off_has_it() -> None:
+    """By an attribute, or by a name that was imported before; a stand-in for a class knows the real one's objects."""
+    pytest.importorskip("litestar")
+
+    assert loaded_by(USE) >= {"_ssl", "_hashlib", "_pickle", "bdb", "click", "html.entities", "uvicorn.main"}
+
+
+THREADS = """
+import threading
+from everdeck.server import later
+later.put_off()
+import calendar, tomllib
+begun = threading.Barrier(8)
+found = []
+def look():
+    begun.wait()
+    found.append((tomllib.loads("a = 1"), calendar.isleap(2000)))
+threads = [threading.Thread(target=look) for _ in range(8)]
+for one in threads: one.start()
+for one in threads: one.join()
+assert found == [({"a": 1}, True)] * 8, found
+try:
+    tomllib.nothing
+except AttributeError as error:
+    assert "nothing" in str(error)
+else:
+    raise AssertionError
+"""
+
+
+def test_threads_that_look_at_once_all_find_what_was_put_off() -> None:
+    """The second waits for the first, and does not see half a module."""
+    pytest.importorskip("litestar")
+
+    assert "tomllib._parser" in loaded_by(THREADS)

@@ -16,7 +16,6 @@ address, once, for a minute.
 
 import contextlib
 import ipaddress
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -30,7 +29,7 @@ import msgspec
 from everdeck.access import Grant
 from everdeck.server.problems import MEDIA_TYPE, problem
 from everdeck.server.serving import AsgiApp, Connection, Receive, Scope, Send
-from everdeck.server.tokens import SESSION_PREFIX, Session, Sessions, Token, Tokens, digest_of
+from everdeck.server.tokens import SESSION_PREFIX, Session, Sessions, Token, Tokens, digest_of, fresh_secret
 from everdeck.verbs import Caller, asked_by
 
 GUESSES: Final = 10
@@ -77,7 +76,7 @@ class Door:
         self._tickets = {key: kept for key, kept in self._tickets.items() if kept[2] > now}
         while len(self._tickets) >= MOST_TICKETS:
             self._tickets.pop(next(iter(self._tickets)))
-        made = secrets.token_urlsafe(32)
+        made = fresh_secret()
         self._tickets[digest_of(made)] = (path, grant, now + TICKET_SECONDS)
         return made
 

@@ -20,8 +20,6 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from io import TextIOWrapper
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
 
@@ -49,7 +47,6 @@ from everdeck.statedir import StateDir
 REEXEC_ENV: Final = "EVERDECK_REEXEC"
 _ORPHAN_SECONDS: Final = 0.5
 _SETTLED_SECONDS: Final = 2.0
-MOST_LOG_BYTES: Final = 5_000_000
 _log: Final = logging.getLogger("everdeck")
 
 
@@ -387,7 +384,7 @@ def _log_event(event: Event) -> None:
 
 def _configure_logging(log_format: str, log_file: Path | None, access_log: str | None) -> None:
     handler: logging.Handler
-    handler = logging.StreamHandler(sys.stderr) if log_file is None else _OwnLog(log_file)
+    handler = logging.StreamHandler(sys.stderr) if log_file is None else _own_log(log_file)
     colour = log_file is None and sys.stderr.isatty()
     handler.setFormatter(_JsonLines() if log_format == "json" else _ForPeople(colour=colour))
     root = logging.getLogger()
@@ -399,18 +396,13 @@ def _configure_logging(log_format: str, log_file: Path | None, access_log: str |
     requests.propagate = False
     requests.setLevel(logging.CRITICAL if access_log is None else logging.INFO)
     if access_log is not None:
-        requests.handlers[:] = [logging.StreamHandler(sys.stderr) if access_log == "-" else _OwnLog(Path(access_log))]
+        requests.handlers[:] = [logging.StreamHandler(sys.stderr) if access_log == "-" else _own_log(Path(access_log))]
 
 
-class _OwnLog(RotatingFileHandler):
-    """The daemon's log when it has no terminal: for its user only, and never larger than a few megabytes."""
+def _own_log(path: Path) -> logging.Handler:
+    from everdeck.server.ownlog import OwnLog  # noqa: PLC0415 - most daemons have a terminal, a journal or a container
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, maxBytes=MOST_LOG_BYTES, backupCount=1, encoding="utf-8")
-
-    def _open(self) -> TextIOWrapper:
-        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        return TextIOWrapper(os.fdopen(descriptor, "ab"), encoding="utf-8", line_buffering=True)
+    return OwnLog(path)
 
 
 class _ForPeople(logging.Formatter):

@@ -116,7 +116,7 @@ def _is_loopback(host: str) -> bool:
     return False
 
 
-def tls_of(options: DaemonOptions) -> ssl.SSLContext | None:
+def tls_of(options: DaemonOptions) -> "ssl.SSLContext | None":
     """How the page is encrypted, if it is."""
     if options.tls_cert is None:
         return None

@@ -19,11 +19,10 @@ import asyncio
 import contextlib
 import os
 import socket
-import ssl
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from email.utils import formatdate
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import h11
 import uvicorn
@@ -38,6 +37,9 @@ from everdeck.statedir import HTTP_SOCKET
 from everdeck.verbs import Caller
 from everdeck.wire.listening import serve_unix
 from everdeck.wire.places import Places
+
+if TYPE_CHECKING:
+    import ssl
 
 # Parts of uvicorn take it from the root, which is put off (see everdeck.server.later).
 vars(uvicorn)["Config"] = Config
@@ -130,7 +132,7 @@ class HttpFront:
         self,
         host: str,
         port: int,
-        tls: ssl.SSLContext | None = None,
+        tls: "ssl.SSLContext | None" = None,
         carried_fd: int | None = None,
         connected: Iterable[int] = (),
     ) -> tuple[str, int]:
@@ -405,7 +407,9 @@ def _refuse_second(state_dir: Path) -> None:
 
 
 def _tcp_listener(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    # As bytes: for text Python loads the tables of international names, also when there is nothing to look up in them.
+    name = host.encode("ascii") if host.isascii() else host
+    family, kind, protocol, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

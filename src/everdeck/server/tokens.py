@@ -11,11 +11,11 @@ programs may write: flock(2). A reader looks at the file's identity before it tr
 holds from the next request on.
 """
 
+import base64
 import contextlib
 import fcntl
 import hashlib
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -107,7 +107,7 @@ class Tokens:
             raise SpecError("name", name, f"another name; {DECK_TOKEN!r} is the deck's own token, in STATE/token")
         if expires_at is not None and expires_at <= now:
             raise SpecError("expires", expires_at.isoformat(), "a time to come")
-        secret = PREFIX + secrets.token_urlsafe(32)
+        secret = PREFIX + fresh_secret()
         token = Token(
             name=checked, digest=digest_of(secret), role=role, labels=labels, created_at=now, expires_at=expires_at
         )
@@ -158,7 +158,7 @@ class Sessions:
 
     def begin(self, token: Token, now: datetime) -> tuple[str, Session]:
         """A new session of whoever showed the token. Of very many the oldest ends."""
-        secret = SESSION_PREFIX + secrets.token_urlsafe(32)
+        secret = SESSION_PREFIX + fresh_secret()
         end = now + SESSION_LIFE
         session = Session(
             digest=digest_of(secret),
@@ -185,13 +185,18 @@ class Sessions:
             known[:] = [one for one in known if one.digest != digest]
 
 
+def fresh_secret() -> str:
+    """As ``secrets.token_urlsafe`` makes it, but ``secrets`` loads OpenSSL, which a daemon may never need."""
+    return base64.urlsafe_b64encode(os.urandom(32)).rstrip(b"=").decode("ascii")
+
+
 def token_of(state_dir: Path) -> tuple[str, bool]:
     """The deck's own token and whether it was made just now. The file is 0600, and refused if others may read it."""
     while True:
         try:
             return read_token(state_dir / TOKEN_FILE), False
         except FileNotFoundError:
-            token = secrets.token_urlsafe(32)
+            token = fresh_secret()
             if _link_new(state_dir / TOKEN_FILE, token.encode("ascii") + b"\n"):
                 return token, True
 
@@ -272,7 +277,7 @@ def _identity_of(facts: os.stat_result) -> tuple[int, ...]:
 
 def _link_new(path: Path, content: bytes) -> bool:
     """Make a file that was not there, whole at its first moment; False when another process was first."""
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    fresh = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         _write_new(fresh, content)
         os.link(fresh, path)

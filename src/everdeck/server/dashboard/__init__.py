@@ -10,8 +10,8 @@ Owns the routes ``/`` and ``/static/…`` and the security headers on them. Prom
   both, and Trusted Types forbid making markup out of text.
 """
 
+import hashlib
 from functools import lru_cache
-from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -71,7 +71,7 @@ def create_dashboard_routes() -> list[HTTPRouteHandler]:
 @get(["/", "/login"], include_in_schema=False, sync_to_thread=False)
 def _page(request: Request[object, object, AppState]) -> Response[bytes]:
     body = _shell(_digest()).encode()
-    etag = f'"{blake2b(body, digest_size=12).hexdigest()}"'
+    etag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
     headers = {**_HEADERS, "etag": etag, "cache-control": "no-cache"}
     if etag in request.headers.get("if-none-match", ""):
         return Response(b"", status_code=HTTP_304_NOT_MODIFIED, headers=headers)
@@ -90,7 +90,7 @@ def _static_file(digest: str, path: PurePosixPath) -> Response[bytes]:  # noqa: 
 
 def _digest() -> str:
     """Changes whenever a file of the page does."""
-    seen = blake2b(__version__.encode(), digest_size=8)
+    seen = hashlib.blake2b(__version__.encode(), digest_size=8)
     for file in sorted((*_STATIC.rglob("*"), *_HERE.glob("templates/*"))):
         if file.is_file():
             facts = file.stat()
