@@ -8,7 +8,7 @@ it, never too few, and the next ``apply`` comes to the same plan.
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -111,25 +111,29 @@ async def apply(deck: AsyncDeck, request: ApplyRequest, *, again: bool = False) 
     # A spec that cannot be had here is refused before any is started: then each is asked for by itself, and tells.
     with contextlib.suppress(ExceptionGroup, EverdeckError):
         await deck.start_many(added, replace=True, progress=done.__setitem__)
-    gate = asyncio.Semaphore(MOST_AT_ONCE)
-    results = await asyncio.gather(*(_carry_out(deck, change, request.workers, done, gate) for change in plan))
+    results = await _carried_out(deck, plan, request.workers, done)
     crash_point("apply.carried-out")
     kept = {*request.workers, *(result.name for result in results if not result.ok and result.name in before.workers)}
     await _remember(deck, Memory(request.file, tuple(sorted(kept)), request.templates))
-    return Applied(plan, list(results), dry_run=False)
+    return Applied(plan, results, dry_run=False)
 
 
-async def _carry_out(
+async def _carried_out(
     deck: AsyncDeck,
-    change: Change,
+    plan: Iterable[Change],
     wanted: Mapping[str, WorkerSpec],
     done: Mapping[str, WorkerStatus | Exception],
-    gate: asyncio.Semaphore,
-) -> BulkResult:
-    if change.name in done:
-        return result_of(change.name, done[change.name])
-    async with gate:
-        return await _changed(deck, change, wanted)
+) -> list[BulkResult]:
+    """One result per change; only what is not done yet is given a task, because a thousand of them are a megabyte."""
+    gate = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def carry_out(change: Change) -> BulkResult:
+        async with gate:
+            return await _changed(deck, change, wanted)
+
+    left = [change for change in plan if change.name not in done]
+    changed = dict(zip((one.name for one in left), await asyncio.gather(*map(carry_out, left)), strict=True))
+    return [changed.get(one.name) or result_of(one.name, done[one.name]) for one in plan]
 
 
 def result_of(name: str, answer: WorkerStatus | Exception) -> BulkResult:
