@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import platform
 import signal
@@ -12,13 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from everdeck.kernel import flock, inotify, native
+from everdeck.kernel import flock, inotify, native, posix, spawn
 from everdeck.kernel import identity as ids
 from everdeck.kernel.birth import Birth
 from support.repo_processes import own_children
 from support.waiting import until
-
-pytestmark = pytest.mark.skipif(not native.available(), reason="the C side is not built here")
 
 _MARK = "--- a mark ---\n"
 _OF_THE_C_LIBRARY = 32  # which it hides from sigaction(3); a program's parent may have it ignored all the same
@@ -28,8 +27,9 @@ _RT_SIGACTION = {"x86_64": 13, "aarch64": 134}
 class Deck:
     """A directory of homes, and the processes that were started in it."""
 
-    def __init__(self, workers: Path) -> None:
+    def __init__(self, workers: Path, way: type[spawn.FirstStarts]) -> None:
         self.workers = workers
+        self.way = way
         self.places = (os.open(workers, os.O_RDONLY), os.open(os.devnull, os.O_RDWR))
         self.born: list[native.Made] = []
         self.ear = inotify.open_inotify()
@@ -42,14 +42,20 @@ class Deck:
         self.born += [made for made in told if made.step < 0]
         return told
 
-    def ready(self, **commands: list[str]) -> native.FirstStarts:
+    def ready(self, **commands: list[str]) -> spawn.FirstStarts:
         """These, made ready to be called."""
         path = os.environ["PATH"]
         firsts = [
             native.First(name, "", b"{}", _MARK, command, f"{self.workers}/{name}/data", path, [f"PATH={path}"])
             for name, command in commands.items()
         ]
-        return native.FirstStarts(self.places, Birth(), firsts, inotify_fd=self.ear)
+        starts = self.way(self.places, Birth(), firsts, inotify_fd=self.ear)
+        starts.make_ready()
+        return starts
+
+    def refused(self, number: int) -> tuple[str, int]:
+        """How it is told that a program cannot be executed: the C library's way leaves that to the steps."""
+        return ("exec", number) if self.way is native.FirstStarts else ("clone", errno.ENOSYS)
 
     def close(self) -> None:
         """End what was started."""
@@ -62,10 +68,17 @@ class Deck:
             os.close(fd)
 
 
-@pytest.fixture
-def deck(tmp_path: Path) -> Iterator[Deck]:
+@pytest.fixture(params=["the C side", "posix_spawn"])
+def deck(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Deck]:
     """No worker yet."""
-    one = Deck(tmp_path)
+    if request.param == "posix_spawn":
+        if not posix.starts_first():
+            pytest.skip("this C library has no contexts, or no posix_spawn that could do it")
+        one = Deck(tmp_path, posix.FirstStarts)
+    else:
+        if not native.available():
+            pytest.skip("the C side is not built here")
+        one = Deck(tmp_path, native.FirstStarts)
     yield one
     one.close()
 
@@ -117,8 +130,8 @@ def test_a_refused_program_leaves_no_process_and_no_descriptor(deck: Deck) -> No
 
     refused, started, lost = deck.start(no=["no-such-program"], yes=["sleep", "100"], gone=["/", "x"])
 
-    assert (native.STEPS[refused.step], refused.error) == ("exec", errno.ENOENT)
-    assert (native.STEPS[lost.step], lost.error) == ("exec", errno.EACCES)
+    assert (native.STEPS[refused.step], refused.error) == deck.refused(errno.ENOENT)
+    assert (native.STEPS[lost.step], lost.error) == deck.refused(errno.EACCES)
     assert own_children() - children == {str(started.pid)}
     assert set(os.listdir("/proc/self/fd")) - descriptors == {str(started.pidfd)}  # noqa: PTH208
     assert not flock.is_held(deck.workers / "no" / "lock")
@@ -197,11 +210,39 @@ def test_who_is_refused_after_that_is_nobody(deck: Deck) -> None:
     starts.end()
     [over] = starts.told()
 
-    assert begun.step < 0
-    assert (native.STEPS[over.step], over.error, over.watch) == ("exec", errno.ENOENT, -1)
+    assert begun.step < 0 or begun == over
+    assert (native.STEPS[over.step], over.error) == deck.refused(errno.ENOENT)
+    assert over.watch == -1
     assert own_children() == children
     assert set(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
     assert not flock.is_held(deck.workers / "no" / "lock")
+
+
+def test_what_an_owner_has_open_is_not_copied_for_each_start(tmp_path: Path) -> None:
+    """Processes are born from a table that ends with what they need: it may have thousands of pidfds above that."""
+    if not posix.starts_first():
+        pytest.skip("this C library has no contexts, or no posix_spawn that could do it")
+    deck, other = Deck(tmp_path, posix.FirstStarts), os.pipe()
+    high = fcntl.fcntl(other[1], fcntl.F_DUPFD_CLOEXEC, 900)
+    os.close(other[1])
+    try:
+        threads = set(os.listdir("/proc/self/task"))  # noqa: PTH208
+        deck.start(**{f"w{number}": ["sleep", "100"] for number in range(3)})
+        assert set(os.listdir("/proc/self/task")) == threads  # noqa: PTH208
+        os.write(high, b"still ours")
+        os.close(high)
+        assert os.read(other[0], 100) == b"still ours"
+        assert os.read(other[0], 100) == b"", "nobody else has it open"
+    finally:
+        os.close(other[0])
+        deck.close()
+
+
+def test_a_word_with_a_nul_is_refused_before_anything_is_made(deck: Deck) -> None:
+    """It would be cut there, and another program or argument be taken."""
+    with pytest.raises(native.Refused):
+        deck.start(alice=["sleep", "1\x0000"])
+    assert not list(deck.workers.iterdir())
 
 
 def _exchanged(number: int, action: bytes) -> bytes:

@@ -250,7 +250,7 @@ class Engine:
             and _asks_for_nothing(spec)
             and self._with_lock
             and self._null_fd > _LAST_STANDARD_FD
-            and native.available()
+            and spawn.starts_first()
         )
 
     def first(
@@ -269,7 +269,7 @@ class Engine:
         path, words = self._words_of_environment(name, spec, cookie, port, last_end)
         return native.First(name, self._new_cgroup(name), note, mark, _command_of(spec), cwd, path, words)
 
-    def first_starts(self, workers: Sequence[native.First], *, inotify_fd: int, die_locked: int) -> native.FirstStarts:
+    def first_starts(self, workers: Sequence[native.First], *, inotify_fd: int, die_locked: int) -> spawn.FirstStarts:
         """All of them, made ready to be called in whichever thread; ``inotify_fd`` hears of their first writes."""
         if self._workers_fd < 0:
             self._workers_fd = os.open(self._workers, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -286,6 +286,8 @@ class Engine:
         raise error
 
     def _new_cgroup(self, name: WorkerName) -> str:
+        if not native.available():  # it is moved there when it runs
+            return ""
         if self._has_cgroups is None:
             self._has_cgroups = self.cgroup_home is not None and containment.make_cgroup(self.cgroup_home)
         return f"{self._cgroups}/{name}" if self._has_cgroups else ""

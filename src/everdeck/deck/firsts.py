@@ -34,7 +34,7 @@ class _Call:
 
     orders: Sequence[Launch]
     firsts: Sequence[native.First]
-    starts: native.FirstStarts
+    starts: spawn.FirstStarts
     over: "asyncio.Future[None] | None"
     """None: it is called here."""
 
@@ -103,6 +103,7 @@ class Firsts:
             for first in firsts:
                 parts.unborn[first.name] = Unborn(first.cgroup or None)
             parts.logs.expect(len(firsts))
+        starts.make_ready()
         over = None if alone else parts.midwives.begin(starts.call)
         return _Call([order for order, _ in described], firsts, starts, over)
 

@@ -156,7 +156,7 @@ class FirstStarts:
         counts: list[int] = []
         words: list[str] = []
         for name, cgroup, _, mark, command, cwd, path, env in workers:
-            programs = _programs(command[0], path)
+            programs = programs_in(command[0], path)
             words += (name, cgroup, cwd, mark, *programs, *command, *env)
             counts += (len(programs), len(command), len(env))
         workers_fd, null_fd = places
@@ -176,6 +176,9 @@ class FirstStarts:
         self._made = ctypes.create_string_buffer(_MADE.size * len(workers))
         self._failed = 1
         self._under_way = ctypes.c_void_p()
+
+    def make_ready(self) -> None:
+        """Nothing is left to do before the call."""
 
     def call(self) -> None:
         """Start them all; other threads go on meanwhile."""
@@ -339,7 +342,8 @@ def candidates(program: str, env: Mapping[str, str]) -> list[str]:
     return [program] if "/" in program else [f"{folder}/{program}" for folder in os.get_exec_path(dict(env))]
 
 
-def _programs(program: str, path: str) -> list[str]:
+def programs_in(program: str, path: str) -> list[str]:
+    """The same by the PATH itself."""
     if "/" in program:
         return [program]
     return [f"{folder}/{program}" for folder in path.split(os.pathsep)]

@@ -26,7 +26,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from everdeck.errors import ProcessGone, ResourceExhausted, SpawnFailed
 from everdeck.kernel import identity as ids
@@ -202,12 +202,23 @@ class Start:
         return Child(pidfd, pid, in_cgroup=birth.cgroup is not None)
 
 
+FirstStarts: TypeAlias = native.FirstStarts | posix.FirstStarts
+
+
+def starts_first() -> bool:
+    """Can several first starts be one call here?"""
+    if native.available():
+        return True
+    return _workers_umask is None and _workers_open_files is None and posix.starts_first()
+
+
 def first_starts(
     places: tuple[int, int], workers: Sequence[native.First], *, inotify_fd: int, die_locked: int
-) -> native.FirstStarts:
-    """Workers that have no home yet, made ready; they get what a worker of this process gets."""
+) -> FirstStarts:
+    """Workers that have no home yet; they get what a worker of this process gets."""
     birth = Birth(umask=_workers_umask, open_files_soft=_workers_open_files)
-    return native.FirstStarts(places, birth, workers, inotify_fd=inotify_fd, die_locked=die_locked)
+    make = native.FirstStarts if native.available() else posix.FirstStarts
+    return make(places, birth, workers, inotify_fd=inotify_fd, die_locked=die_locked)
 
 
 def identity_of_first(made: native.Made) -> Identity | None:
