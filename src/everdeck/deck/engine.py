@@ -146,6 +146,10 @@ class Engine:
         """The worker's own cgroup directory, for those born in it; None where there are no cgroups for us."""
         return None if self.cgroup_home is None else self.cgroup_home / name
 
+    def cgroup_text(self, name: WorkerName) -> str | None:
+        """The same as a text, for the way of every start."""
+        return None if self._cgroups is None else f"{self._cgroups}/{name}"
+
     # --- checks -------------------------------------------------------------------------------------------------
 
     def check(self, spec: WorkerSpec) -> None:
@@ -410,7 +414,7 @@ class Engine:
 
     def _cgroup_for(self, name: WorkerName, spec: WorkerSpec, *, same_cgroup: bool) -> str | None:
         """An empty cgroup with its limits, for a worker to be born in."""
-        cgroup = None if self._cgroups is None else f"{self._cgroups}/{name}"
+        cgroup = self.cgroup_text(name)
         if cgroup is None:
             return None
         if not (same_cgroup and os.path.isdir(cgroup)) and not containment.make_fresh_cgroup(cgroup):  # noqa: PTH112

@@ -50,9 +50,9 @@ class Gatherer:
         self._batches: queue.SimpleQueue[list[Task] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def gather(self, tree: Tree, cgroup: Path) -> None:
-        """Move the tree into the cgroup soon."""
-        self._order((tree, cgroup))
+    def gather(self, tree: Tree, born_outside: str) -> None:
+        """Move the tree soon into the cgroup of one that was not born in this one."""
+        self._order((tree, born_outside))
 
     def remove(self, cgroup: Path | str) -> None:
         """Remove an empty cgroup soon, in order with the moves."""
@@ -96,7 +96,7 @@ class Gatherer:
 
     def _run(self) -> None:
         while (batch := self._batches.get()) is not None:
-            moves = [order for order in batch if isinstance(order, tuple)]
+            moves = [(one[0], containment.joined_later(one[1])) for one in batch if isinstance(one, tuple)]
             try:
                 done = [Gathered(tree, cgroup) for tree, cgroup in containment.gather_into_cgroups(moves)]
             except (KernelError, OSError) as err:  # out of descriptors: their trees stay known by cookie and lock
@@ -115,4 +115,4 @@ class Gatherer:
             self._loop.call_soon_threadsafe(self._on_gathered, done)
 
 
-Task: TypeAlias = tuple[Tree, Path] | Path | str
+Task: TypeAlias = tuple[Tree, str] | Path | str

@@ -21,7 +21,7 @@ from everdeck.deck.engine import Launched, Ready
 from everdeck.deck.parts import Parts
 from everdeck.deck.worker import Worker
 from everdeck.errors import EverdeckError, LimitUnavailable, RegistryError
-from everdeck.kernel import containment, controllers, exits
+from everdeck.kernel import controllers, exits
 from everdeck.kernel.containment import Tree
 from everdeck.kernel.escalation import Subject
 from everdeck.logs import files as logfiles
@@ -175,9 +175,9 @@ class Outcomes:
         if worker.record.cgroup is not None and controllers.needed(spec.limits):
             self._keep_limits(worker, worker.record.cgroup, spec, fresh=fresh)
         if worker.record.cgroup is None:
-            cgroup = parts.engine.cgroup_path(name)
+            cgroup = parts.engine.cgroup_text(name)
             if cgroup is not None:
-                parts.gatherer.gather(worker.tree(), containment.joined_later(cgroup))
+                parts.gatherer.gather(worker.tree(), cgroup)
 
     def _keep_limits(self, worker: Worker, cgroup: str, spec: WorkerSpec, *, fresh: bool) -> None:
         """Between two daemons of a systemd unit the controllers may have been disabled, and the limits with them."""

@@ -16,6 +16,7 @@ the C library takes them as such since 2.8, on the two processors that are named
 import ctypes
 import os
 import signal
+import struct
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -49,10 +50,10 @@ class Chain:
         self._contexts = ctypes.create_string_buffer(_template().raw * len(links), _CONTEXT_BYTES * len(links))
         at, stack, make = ctypes.addressof(self._contexts), ctypes.addressof(self._stack), _held().makecontext
         for index, (function, given) in enumerate(links):
-            head = _Head.from_address(at)
-            head.link = at + _CONTEXT_BYTES  # of the last one it is never followed
-            # One stack for all: each begins above those before it, which are over when it runs.
-            head.stack, head.stack_bytes = stack, _STACK_BYTES + _BETWEEN_STACKS * index
+            # Of the last one the link is never followed. One stack for all: each begins above those before it, which
+            # are over when it runs.
+            stack_bytes = _STACK_BYTES + _BETWEEN_STACKS * index
+            _HEAD.pack_into(self._contexts, _CONTEXT_BYTES * index, at + _CONTEXT_BYTES, stack, stack_bytes)
             make(at, function, _MOST_ARGUMENTS, *given, *_NO_MORE[len(given) :])
             at += _CONTEXT_BYTES
 
@@ -94,16 +95,8 @@ def place_of(name: str) -> int:
 _places: dict[str, int] = {}
 
 
-class _Head(ctypes.Structure):
-    """How a ``ucontext_t`` begins, on both processors."""
-
-    _fields_ = (
-        ("flags", ctypes.c_ulong),
-        ("link", ctypes.c_void_p),
-        ("stack", ctypes.c_void_p),
-        ("stack_flags", ctypes.c_int),
-        ("stack_bytes", ctypes.c_size_t),
-    )
+_HEAD: Final = struct.Struct("@8xQQ8xQ")
+"""How a ``ucontext_t`` begins, on both processors: flags, link, and a stack with flags of its own."""
 
 
 @cache

@@ -73,9 +73,9 @@ def strength_of(cgroup: str | None) -> Containment:
     return Containment.COOKIE if environments_are_readable() else Containment.GROUP
 
 
-def joined_later(cgroup: Path) -> Path:
+def joined_later(cgroup: Path | str) -> Path:
     """The cgroup of a worker that could not be born in it; the name tells whoever finds it, also the next owner."""
-    return cgroup.with_name(cgroup.name + _JOINED)
+    return Path(f"{cgroup}{_JOINED}")
 
 
 def new_cookie() -> Cookie:

@@ -35,6 +35,8 @@ _LARGER_THAN_ANY: Final = 1024  # posix_spawnattr_t has 336 bytes, posix_spawn_f
 _ACTIONS_BYTES: Final = 256
 _LOCK_MEANWHILE: Final = 3
 _NEW: Final = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_LOCK_FLAGS: Final = os.O_RDWR | _NEW
+_LOG_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | _NEW
 _TICK_NANOSECONDS: Final = 1_000_000_000 // ids.CLOCK_TICKS
 _APART_NANOSECONDS: Final = 1000  # more than two ways to read one clock differ
 _NOT_BORN: Final = -1
@@ -117,7 +119,7 @@ class FirstStarts:
         # Where nobody waits for children, one that ends at once could not be opened any more: see Start.
         if not starts_first() or birth != Birth() or signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             raise Refused("clone", errno.ENOSYS)
-        if any("\0" in word for worker in workers for word in (*worker.command, *worker.env, worker.cwd)):
+        if any("\0" in "".join((*worker.command, *worker.env, worker.cwd)) for worker in workers):
             raise Refused("exec", errno.EINVAL)  # it would end there
         self._workers = workers
         self._places = places
@@ -140,10 +142,11 @@ class FirstStarts:
         spawn, tell_time = chain.place_of("posix_spawn"), chain.place_of("clock_gettime")
         attributes = ctypes.addressof(_attributes())
         calls: list[chain.Call] = [(tell_time, (CLOCK_BOOTTIME, clock))]
+        encoded = _Encoded()
         found: dict[tuple[str, str], bytes] = {}
         for index, birth in enumerate(births):
             if birth.error == 0:
-                program, actions, arguments, environment = self._described(workers[index], birth, found)
+                program, actions, arguments, environment = self._described(workers[index], birth, found, encoded)
                 calls.append((spawn, (pid + 4 * index, program, actions, attributes, arguments, environment)))
             calls.append((tell_time, (CLOCK_BOOTTIME, clock + 16 * index + 16)))
         if living:
@@ -179,38 +182,33 @@ class FirstStarts:
 
         New names only: whatever is there already is to be judged step by step.
         """
-        birth, home = _Birth(), -1
+        birth, name, (workers_fd, _) = _Birth(), worker.name, self._places
         try:
-            workers_fd = self._places[0]
-            os.mkdir(worker.name, 0o700, dir_fd=workers_fd)
-            home = os.open(worker.name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=workers_fd)
-            os.mkdir(LOG, 0o700, dir_fd=home)
-            os.mkdir(DATA, 0o700, dir_fd=home)
-            birth.lock_fd = os.open(LOCK, os.O_RDWR | _NEW, 0o600, dir_fd=home)
+            os.mkdir(name, 0o700, dir_fd=workers_fd)
+            os.mkdir(f"{name}/{LOG}", 0o700, dir_fd=workers_fd)
+            os.mkdir(f"{name}/{DATA}", 0o700, dir_fd=workers_fd)
+            birth.lock_fd = os.open(f"{name}/{LOCK}", _LOCK_FLAGS, 0o600, dir_fd=workers_fd)
             fcntl.flock(birth.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._die_locked -= 1
             if self._die_locked == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            with contextlib.suppress(OSError):  # no room for it: the registry has it, and the process can be asked
-                _write_note(home, worker.note)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | _NEW
-            birth.log_fd = os.open(f"{LOG}/current", flags, 0o600, dir_fd=home)
-            with contextlib.suppress(OSError):  # a full disk loses the mark and nothing else
-                os.write(birth.log_fd, os.fsencode(worker.mark))
+            _write_note(workers_fd, f"{name}/{NOTE}", worker.note)
+            birth.log_fd = os.open(f"{name}/{LOG}/current", _LOG_FLAGS, 0o600, dir_fd=workers_fd)
             if min(birth.lock_fd, birth.log_fd) <= _LOCK_MEANWHILE:
-                raise OSError(errno.EBADF, "in the way of the standard descriptors")  # noqa: TRY301
+                birth.error = errno.EBADF  # in the way of the standard descriptors
+                return birth
+            _write_mark(birth.log_fd, worker.mark)
             if self._inotify_fd >= 0:
                 with contextlib.suppress(OSError):
                     path = f"/proc/self/fd/{birth.log_fd}"
                     birth.watch = inotify.add_watch(self._inotify_fd, path, inotify.MODIFY | inotify.ONESHOT)
         except OSError as err:
             birth.error = err.errno or errno.EINVAL
-        finally:
-            if home >= 0:
-                os.close(home)
         return birth
 
-    def _described(self, worker: First, birth: "_Birth", found: dict[tuple[str, str], bytes]) -> tuple[Any, ...]:
+    def _described(
+        self, worker: First, birth: "_Birth", found: dict[tuple[str, str], bytes], encoded: "_Encoded"
+    ) -> tuple[Any, ...]:
         """What ``posix_spawn`` is given: program, file actions, arguments, environment; kept until it is over."""
         library, null_fd = _library(), self._places[1]
         name = worker.command[0], worker.path
@@ -231,8 +229,8 @@ class FirstStarts:
         duplicate(at, _LOCK_MEANWHILE, birth.lock_fd)
         library.posix_spawn_file_actions_addclose(at, _LOCK_MEANWHILE)
         library.posix_spawn_file_actions_addchdir_np(at, os.fsencode(worker.cwd))
-        arguments = texts([os.fsencode(word) for word in worker.command])
-        environment = texts([os.fsencode(word) for word in worker.env])
+        arguments = texts([encoded[word] for word in worker.command])
+        environment = texts([encoded[word] for word in worker.env])
         self._kept += (actions, arguments, environment, found[name])
         return found[name], at, ctypes.addressof(arguments), ctypes.addressof(environment)
 
@@ -277,6 +275,14 @@ class FirstStarts:
 _Actions: Final = ctypes.c_char * _ACTIONS_BYTES
 
 
+class _Encoded(dict[str, bytes]):
+    """Each word is encoded once: most are the same for all."""
+
+    def __missing__(self, word: str) -> bytes:
+        whole = self[word] = os.fsencode(word)
+        return whole
+
+
 class _Birth:
     """What was made for one worker."""
 
@@ -287,8 +293,12 @@ class _Birth:
         self.error = 0
 
 
-def _write_note(home: int, note: bytes) -> None:
-    fd = os.open(NOTE, os.O_WRONLY | _NEW, 0o600, dir_fd=home)
+def _write_note(workers_fd: int, path: str, note: bytes) -> None:
+    """Where there is no room for it, the registry has it, and the process itself can be asked."""
+    try:
+        fd = os.open(path, os.O_WRONLY | _NEW, 0o600, dir_fd=workers_fd)
+    except OSError:
+        return
     try:
         whole = os.write(fd, note) == len(note)
     except OSError:
@@ -296,7 +306,12 @@ def _write_note(home: int, note: bytes) -> None:
     finally:
         os.close(fd)
     if not whole:
-        os.unlink(NOTE, dir_fd=home)
+        os.unlink(path, dir_fd=workers_fd)
+
+
+def _write_mark(log_fd: int, mark: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk loses the mark and nothing else
+        os.write(log_fd, mark.encode())
 
 
 def available() -> bool:
