@@ -22,7 +22,6 @@ from functools import cache
 from time import CLOCK_BOOTTIME
 from typing import Any, Final
 
-from everdeck.errors import KernelError
 from everdeck.kernel import chain, descriptors, inotify
 from everdeck.kernel import identity as ids
 from everdeck.kernel.birth import Birth, Program
@@ -258,11 +257,7 @@ class FirstStarts:
             if birth.watch >= 0:
                 inotify.remove_watch(self._inotify_fd, birth.watch)
             return Made(-1, 0, -1, -1, step, error, -1)
-        ticks = self._start_ticks(index)
-        if ticks < 0:
-            with contextlib.suppress(KernelError):
-                ticks = ids.identity_of(pidfd, pid).start_ticks
-        return Made(ticks, os.fstat(pidfd).st_ino, pid, pidfd, step, 0, birth.watch)
+        return Made(self._start_ticks(index), os.fstat(pidfd).st_ino, pid, pidfd, step, 0, birth.watch)
 
     def _start_ticks(self, index: int) -> int:
         """When it began, by the clock before and after: -1 if a tick ended in between, or nearly."""
