@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sqlite3
 import sys
 import threading
 from collections.abc import Iterator
@@ -414,6 +415,18 @@ def test_unknown_names_get_a_suggestion(state: Path) -> None:
         with pytest.raises(UnknownWorker, match="did you mean 'alice'"):
             deck.stop("alcie")
         deck.stop_all()
+
+
+def test_stopping_a_stopped_worker_writes_nothing(state: Path) -> None:
+    """It is noted already: whoever asks again, for thousands perhaps, waits for no disk."""
+    with Deck(state) as deck, contextlib.closing(sqlite3.connect(state / "deck.db")) as reader:
+        deck.start("alice", FOREVER)
+        assert deck.stop("alice").state is State.STOPPED
+        before = reader.execute("PRAGMA data_version").fetchone()
+
+        assert deck.stop("alice").state is State.STOPPED
+
+        assert reader.execute("PRAGMA data_version").fetchone() == before
 
 
 def test_stop_tells_who_needed_killing(state: Path) -> None:

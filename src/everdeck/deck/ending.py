@@ -114,7 +114,7 @@ class Ending:
             subjects = [self.subject(worker) for worker in to_end.values()]
             await self.end_trees(subjects, gone, record, kill_patience_seconds=kill_patience_seconds)
         finally:
-            if changes:
+            if over:
                 record()
             self._listen_again(to_end.values())
         return failures
@@ -147,7 +147,9 @@ class Ending:
                 waiting = record.phase in {State.BACKOFF, State.FAILED}
                 phase = State.STOPPED if waiting else record.phase
                 told = [(EventKind.STOPPED, {"pid": None})] if waiting else []
-                changes.append((worker, replace(record, desired=wanted, phase=phase, backoff_until=None), told))
+                resting = replace(record, desired=wanted, phase=phase, backoff_until=None)
+                if told or resting != record:  # else it is noted already, and nobody waits for a disk
+                    changes.append((worker, resting, told))
         # Signals need no disk: a worker that fills it must be stoppable, so a refusal is noted later.
         self._parts.note(changes)
         return to_end

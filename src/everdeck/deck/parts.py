@@ -110,6 +110,8 @@ class Parts:
         What the disk refuses now (full, read-only, locked) is owed: the owner's memory has it at once, and the registry
         as soon as it can be written.
         """
+        if not changes:
+            return
         now = self.clock.wall()
         for worker, record, events in changes:
             worker.record = record

@@ -49,11 +49,12 @@ async def act_on_many(request: Asked, data: JSONBody[Bulk]) -> BulkResults:
         return BulkResults(await _started_together(services, names))
     if data.verb == "restart":
         return BulkResults(await _restarted_in_groups(services, names, data.parallel))
-    if data.verb in {"stop", "remove"}:
-        await _stopped_together(services, names)
+    stopped = await _stopped_together(services, names) if data.verb in {"stop", "remove"} else {}
     gate = asyncio.Semaphore(data.parallel)
 
     async def one(name: str) -> BulkResult:
+        if data.verb == "stop" and name in stopped:
+            return BulkResult(name, ok=True, status=stopped[name])
         async with gate:
             try:
                 checked = worker_name(name)
@@ -187,8 +188,11 @@ async def _restarted_in_groups(services: Services, names: list[str], parallel: i
     return [applying.result_of(name, answers[name]) for name in names]
 
 
-async def _stopped_together(services: Services, names: list[str]) -> None:
-    """End all trees in one pass; each worker is asked for again afterwards, which then costs nothing or tells why."""
+async def _stopped_together(services: Services, names: list[str]) -> dict[str, WorkerStatus]:
+    """End all trees in one pass; nobody, if one of them could not be ended: each is asked for again then, and tells."""
     known = {status.name for status in await services.deck.glance()}
-    with contextlib.suppress(EverdeckError):
-        await services.deck.stop_many([name for name in names if name in known])
+    try:
+        stopped = await services.deck.stop_many([name for name in names if name in known])
+    except EverdeckError:
+        return {}
+    return {status.name: status for status in stopped}
