@@ -73,6 +73,69 @@ def test_the_row_leaves_only_with_the_outcome(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("done", [(0, 1, 2), (0, 2)])
+def test_what_is_done_leaves_with_the_next_batch(
+    tmp_path: Path, done: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One commit for both, whether the numbers follow each other or not, and none of its own afterwards."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr(dispatcher_module, "GATHER_SECONDS", 3600.0)
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
+            await fill(stream, None, None, None)
+            items = await take(dispatcher)
+            for number in done:
+                items[number].settle_as_done()
+            assert len(rows(tmp_path / "bot.db")) == 3, "done is noted, and nobody waits for a commit"
+            await stream.store([Record(3, b"{}")], 4)
+            left = [number for number in range(4) if number not in done]
+            assert [found[0] for found in rows(tmp_path / "bot.db")] == left
+            counts = stream.counts()
+            assert (counts.done, counts.waiting, counts.in_flight) == (len(done), 1, 3 - len(done))
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            stream = inbox.stream("s")
+            await stream.begin()
+            assert stream.counts().done == len(done), "the file says so too"
+
+    asyncio.run(scenario())
+
+
+def test_what_is_done_stays_behind_when_a_batch_is_refused(tmp_path: Path) -> None:
+    """A batch with a known id is refused whole, and written without that one; the outcomes come by themselves."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
+            await fill(stream, None, None)
+            items = await take(dispatcher)
+            for item in items:
+                item.settle_as_done()
+            stored = await stream.store([Record(1, b'{"n":1}'), Record(2, b"{}")], 3)
+            assert (stored.new, stored.duplicates) == (1, 1)
+            await items[0].done()  # now it is committed
+            assert [found[0] for found in rows(tmp_path / "bot.db")] == [2]
+            assert stream.counts().done == 2
+
+    asyncio.run(scenario())
+
+
+def test_what_is_done_is_committed_though_its_batch_was_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk refuses the batch that they have boarded: they are written when it is back."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path / "bot.db") as (stream, dispatcher, _):
+            await fill(stream, None)
+            (item,) = await take(dispatcher)
+            item.settle_as_done()
+            with monkeypatch.context() as patch:
+                patch.setitem(dispatcher_module.SQL, "batch_add_plain", "INSERT INTO nowhere VALUES (1)")
+                with pytest.raises(sqlite3.OperationalError):
+                    await stream.store([Record(1, b"{}")], 2)
+            await item.done()
+            assert rows(tmp_path / "bot.db") == []
+
+    asyncio.run(scenario())
+
+
 def test_in_order_per_key_side_by_side_across_keys(tmp_path: Path) -> None:
     """One of each key at a time, up to the concurrency; the next of a key after the commit of the one before."""
 
@@ -881,7 +944,7 @@ def held_commit(store: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadi
     committed, may_go = threading.Event(), threading.Event()
     in_thread = store._in_thread
 
-    async def held(call: Callable[..., Any], *arguments: Any, then: Any = None) -> Any:
+    async def held(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         def and_wait(*arguments: Any) -> Any:
             answer = call(*arguments)
             committed.set()
@@ -889,7 +952,7 @@ def held_commit(store: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadi
             return answer
 
         commits = call not in {store._begin, store._look, store._synced}
-        return await in_thread(and_wait if commits else call, *arguments, then=then)
+        return await in_thread(and_wait if commits else call, *arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "_in_thread", held)

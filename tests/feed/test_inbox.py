@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,6 @@ def test_a_batch_that_is_synced_has_its_log_on_disk(tmp_path: Path, syncs: list[
             assert syncs[:2] == [f"{tmp_path.name}/", "bot.db-wal"], "the name of the log, then the log"
             syncs.clear()
             await stream.store([Record(1, b"{}")], sync=False)
-            assert syncs == []
             await stream.synced()
             await stream.synced()
             assert syncs == ["bot.db-wal"]
@@ -184,10 +184,8 @@ def test_after_a_refused_sync_everything_is_written_anew(tmp_path: Path, monkeyp
     asyncio.run(scenario())
 
 
-def test_while_there_is_enough_to_do_a_batch_is_committed_and_synced_in_one_step(
-    tmp_path: Path, syncs: list[str]
-) -> None:
-    """Otherwise it is synced afterwards: a handler that has nothing else to do must not wait for the disk."""
+def test_a_batch_is_committed_and_synced_by_one_call_of_the_thread(tmp_path: Path, syncs: list[str]) -> None:
+    """Each call of the file's thread costs two switches of threads, and there is one of these per batch."""
 
     async def scenario() -> None:
         async with Inbox(tmp_path / "bot.db") as inbox:
@@ -196,21 +194,48 @@ def test_while_there_is_enough_to_do_a_batch_is_committed_and_synced_in_one_step
             hops: list[object] = []
             in_thread = inbox.store._in_thread
 
-            async def counted(call: Any, *arguments: Any, then: Any = None) -> Any:
+            async def counted(call: Any, *arguments: Any, **options: Any) -> Any:
                 hops.append(call)
-                return await in_thread(call, *arguments, then=then)
+                return await in_thread(call, *arguments, **options)
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(inbox.store, "_in_thread", counted)
                 syncs.clear()
                 await stream.add(Record(1, b"{}"))
-                assert (len(hops), len(syncs)) == (2, 1)
-                await stream.store([Record(number, b"{}") for number in range(2, 50)], sync=False)
-                hops.clear()
+                assert (len(hops), len(syncs)) == (1, 1), "nobody has anything else to do"
+                await stream.store([Record(number, b"{}") for number in range(2, 50)])
                 await stream.add(Record(50, b"{}"))
                 await stream.synced()
-                assert (len(hops), len(syncs)) == (1, 2)
+                assert (len(hops), len(syncs)) == (3, 3), "the handlers have enough to do"
             assert stored_ids(tmp_path / "bot.db") == list(range(1, 51))
+
+    asyncio.run(scenario())
+
+
+def test_a_handler_that_has_nothing_else_to_do_does_not_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch is told of when it is committed; whoever confirms it upstream waits for the sync that follows."""
+    disk_is_back = threading.Event()
+    sync = os.fdatasync
+
+    def slow(fd: int) -> None:
+        assert disk_is_back.wait(60)
+        sync(fd)
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            stream = inbox.stream("telegram:1")
+            await stream.begin()
+            monkeypatch.setattr(os, "fdatasync", slow)
+            await stream.store([Record(1, b"{}")], sync=False)
+            assert stored_ids(tmp_path / "bot.db") == [1]
+            synced = asyncio.ensure_future(stream.synced())
+            given_up = asyncio.ensure_future(asyncio.wait_for(asyncio.shield(synced), 0.05))
+            with pytest.raises(TimeoutError):
+                await given_up
+            disk_is_back.set()
+            await synced
 
     asyncio.run(scenario())
 

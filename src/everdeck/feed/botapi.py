@@ -42,7 +42,11 @@ _Update = TypeVar("_Update")
 CANCEL_SECONDS: Final = 1.0
 MOST_AT_ONCE: Final = 100
 READ_AT_MOST: Final = 256
-UPDATES_A_BREATH: Final = 32
+UPDATES_A_BREATH: Final = 64
+# How many more objects there may be before the garbage collector looks: as Python has it (700, and 2,000 since 3.13),
+# and while bots poll.
+USUAL_GARBAGE: Final = 2_000
+GARBAGE: Final = 20_000
 # The library shows a spinning clock, or a bill, until these are answered: they wait for nothing.
 OUT_OF_LINE: Final = frozenset({"callback_query", "inline_query", "shipping_query", "pre_checkout_query"})
 # Handlers that let others pass are not limited by the library; this bounds memory, and what comes again after a crash.
@@ -60,13 +64,16 @@ def current_item() -> Item | None:
 
 def chat_of(update: dict[str, Any]) -> str | None:
     """The key that orders updates: the chat, else the person, else nothing (polls, unknown kinds)."""
-    content: dict[str, Any] = {}
+    try:
+        return str(update["message"]["chat"]["id"])  # nearly always
+    except (KeyError, TypeError):
+        content: dict[str, Any] = {}
     for part in update.values():  # the only other one is a number, update_id
         if isinstance(part, dict):
             content = part
             break
     chat = content.get("chat")
-    if isinstance(chat, dict) and "id" in chat:  # nearly always
+    if isinstance(chat, dict) and "id" in chat:
         return str(chat["id"])
     # A button press has its chat inside the message and its person outside: the chat wins.
     for holder, who in (
@@ -150,16 +157,18 @@ class Handout(msgspec.Struct, eq=False):
 
 
 class _SpareCollections:
-    """While bots poll, the garbage collector leaves out what was there when the first of them began.
+    """While bots poll, the garbage collector leaves out what was there when the first of them began, and looks rarely.
 
     A library is 200,000 objects that never die. A full collection looks at each of them, and a bot that handles many
-    updates has one every few thousand: a tenth of its time (seen with aiogram 3.31 on CPython 3.11). Whoever has frozen
-    or switched off the collector himself knows better.
+    updates has one every few thousand: a tenth of its time (seen with aiogram 3.31 on CPython 3.11). An update is a
+    hundred objects for as long as it is worked on, so looking after every 700 finds nothing but those: another
+    thirtieth. Whoever has frozen, tuned or switched off the collector himself knows better.
     """
 
     def __init__(self) -> None:
         self._bots = 0
         self._ours = False
+        self._thresholds: tuple[int, int, int] | None = None
 
     def begin(self) -> None:
         """A bot begins to poll."""
@@ -168,6 +177,9 @@ class _SpareCollections:
             gc.collect()
             gc.freeze()
             self._ours = True
+            if gc.get_threshold()[0] <= USUAL_GARBAGE:
+                self._thresholds = gc.get_threshold()
+                gc.set_threshold(GARBAGE, *self._thresholds[1:])
             _give_back_memory()
 
     def end(self) -> None:
@@ -176,6 +188,9 @@ class _SpareCollections:
         if not self._bots and self._ours:
             self._ours = False
             gc.unfreeze()
+            if self._thresholds is not None and gc.get_threshold()[0] == GARBAGE:
+                gc.set_threshold(*self._thresholds)
+            self._thresholds = None
 
 
 _spare_collections: Final = _SpareCollections()
@@ -611,6 +626,11 @@ class Polling:
     def handout_of(self, item: Item) -> Handout | None:
         """The handout of an item, if the library still has it."""
         return next((one for one in self._handouts.values() if one.item is item), None)
+
+    @property
+    def is_one_alone(self) -> bool:
+        """Is there at most one handler at work, so that nobody has to be told apart after a crash?"""
+        return self.one_at_a_time and len(self._handouts) == self._busy
 
     def busy(self) -> int:
         """How many updates the library has that it has not finished, those in the background not counted."""

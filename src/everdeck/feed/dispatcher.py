@@ -307,6 +307,7 @@ class Dispatcher:
         self.finished: list[Item] = []  # done, and still in the two above
         self._settlements: list[Item] = []
         self._committing: list[Item] = []
+        self._rides = 0
         self._rang_meanwhile = False
         self._last_arrived = 0
         self._found_early: set[int] = set()
@@ -365,6 +366,7 @@ class Dispatcher:
         if self._interrupted:
             self._lanes.hold_accused(now + TRIAL_SECONDS)
         self._stop_hearing = store.bell.listen(self._hear_bell)
+        self.stream.rider = self
         if in_flight:
             self.tell("crashed", in_flight=len(in_flight))
         for seq, record_id, key, attempts, crashes, error in dead:
@@ -432,11 +434,13 @@ class Dispatcher:
         if self.patience is not None:
             self.patience.cancel()
             self.patience = None
+        self.stream.rider = None
         committer, self._committer = self._committer, None
         if committer is not None:
             committer.cancel()
             await asyncio.gather(committer, return_exceptions=True)
-            if self._settlements and self._failure is None:
+            # What has boarded a batch that is being written is heard of by then.
+            if (self._settlements or self._committing) and self._failure is None:
                 await self._commit()
             self.stream.inbox.store.ledger.take_back_end(End.STOPPING)
         self.stream.stop_listening()
@@ -708,12 +712,14 @@ class Dispatcher:
     async def _commit_forever(self) -> None:
         while True:
             await self._outcome_came.wait()
+            rides = self._rides
             try:
                 if self.ledger.room > SLOTS // 2:
                     async with asyncio.timeout(GATHER_SECONDS):
                         await self._hurry.wait()
             except TimeoutError:
-                pass
+                if rides != self._rides:  # what had gathered has left with a batch
+                    continue
             self._hurry.clear()
             try:
                 await self._commit()
@@ -752,7 +758,9 @@ class Dispatcher:
             self._committing = group
 
         def write(connection: Any) -> None:
-            if all(item.outcome is _DONE and item.deeds is None and not item.acked for item in group):
+            if not group:  # all of them left with a batch while we waited for our turn
+                return
+            if all(map(_is_plain, group)):
                 self._write_done(connection, [item.seq for item in group])
             else:
                 self.stream.inbox.store.whole(write_each)
@@ -776,11 +784,30 @@ class Dispatcher:
 
     def _write_done(self, connection: Any, done: list[int]) -> None:
         """One statement; nearly always they are neighbours."""
-        first, last = min(done), max(done)
-        if last - first + 1 == len(done):
-            connection.execute(SQL["acks_add_plain"], (first, last, self.stream.number))
+        first, last, seqs, count = _as_written(done)
+        if seqs is None:
+            connection.executemany(SQL["acks_add_plain"], ((first, last, self.stream.number),))
         else:
-            connection.execute(SQL["acks_add"], (numbers(done), len(done), self.stream.number))
+            connection.executemany(SQL["acks_add"], ((seqs, count, self.stream.number),))
+
+    def board(self) -> tuple[int, int, str | None, int] | None:
+        """See :class:`everdeck.feed.inbox.Rider`."""
+        self.let_finished_go()
+        if not self._settlements or not all(map(_is_plain, self._settlements)):
+            return None
+        self._committing, self._settlements = self._settlements, []
+        return _as_written([item.seq for item in self._committing])
+
+    def arrive(self) -> None:
+        """As above."""
+        group, self._committing = self._committing, []
+        self._rides += 1
+        self._committed(group)
+
+    def stay(self) -> None:
+        """As above."""
+        self._settlements[:0] = self._committing
+        self._committing = []
 
     def _committed(self, group: Sequence[Item]) -> None:
         crash_point("feed.commit.committed")
@@ -850,6 +877,19 @@ class Dispatcher:
 
 def _nothing() -> None:
     pass
+
+
+def _is_plain(item: Item) -> bool:
+    """Is it only to be removed?"""
+    return item.outcome is _DONE and item.deeds is None and not item.acked
+
+
+def _as_written(done: list[int]) -> tuple[int, int, str | None, int]:
+    """The first and the last of neighbours; or an empty range and all of them; and how many they are."""
+    first, last = min(done), max(done)
+    if last - first + 1 == len(done):
+        return first, last, None, len(done)
+    return 1, 0, numbers(done), len(done)
 
 
 def _text(error: BaseException | str) -> str:

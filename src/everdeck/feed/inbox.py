@@ -13,20 +13,21 @@ from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import blake2b
 from itertools import accumulate
 from math import inf
 from os import PathLike
 from pathlib import Path
 from sqlite3 import IntegrityError
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
 import msgspec
 
 from everdeck.crashpoints import crash_point
 from everdeck.errors import FeedClosed, SourceError, SpecError
 from everdeck.feed.records import Counts, Cursor, FirstRun, Position, Record, RecordId, Start, Stored
-from everdeck.feed.store import SQL, Clock, Store, Transaction, numbers, shared, wall_clock
+from everdeck.feed.store import SQL, Clock, Store, Syncing, Transaction, numbers, shared, wall_clock
 
 if TYPE_CHECKING:
     import sqlite3
@@ -252,6 +253,8 @@ class Stream:
         self._at_hand: dict[int, Row] = {}
         self._at_hand_bytes = 0
         self._unsynced = False
+        self._syncing: Syncing | None = None
+        self.rider: Rider | None = None
         self._brought: list[tuple[Record, Future[None]]] = []
         self._door: Task[None] | None = None
         self._listening = False
@@ -304,8 +307,8 @@ class Stream:
     ) -> Stored:
         """Store a batch and its cursor: one durable transaction, or nothing (``InboxUnavailable``).
 
-        Upstream may be asked at the new position as soon as this returns; with ``sync=False`` only after
-        :meth:`synced`, and the work on it may begin before. With ``asked`` (the offset that the batch was
+        Upstream may be asked at the new position as soon as this returns; with ``sync=False``, where the sync only
+        begins, after :meth:`synced`, and the work on it may begin before. With ``asked`` (the offset that the batch was
         asked with) an id below what upstream has forgotten, or a known id with another payload, means that the ids
         started again: a new epoch begins and the record is kept. Call it for an empty answer too: it confirms
         ``asked``.
@@ -370,39 +373,70 @@ class Stream:
     async def _write(
         self, row: "_Row", records: Sequence[Record], cursor: Cursor, *, by_digest: bool, sync: bool
     ) -> "_Written":
-        """Nearly always none of the ids is known, and then a batch is one statement."""
+        """Nearly always none of the ids is known, and then a batch is one statement.
+
+        What is done by then leaves with it: two commits cost twice as much as one.
+        """
         written: _Written
         statement: str
         parameters: tuple[object, ...]
+        aboard: Rider | None = None
 
         def as_new() -> None:
-            nonlocal written, statement, parameters
+            nonlocal written, statement, parameters, aboard
             if _is_plain(records, row, by_digest=by_digest):
                 statement = SQL["batch_add_plain"]
-                written, parameters = self._plain_batch(row, records, cursor, by_digest=by_digest)
+                written, batch = self._plain_batch(row, records, cursor, by_digest=by_digest)
+                done = None if self.rider is None else self.rider.board()
+                aboard = None if done is None else self.rider
+                parameters = (*batch, *(done or _NONE_DONE))
             else:
                 statement = SQL["batch_add"]
                 written, batch = self._batch(row, records, cursor, {}, by_digest=by_digest)
                 parameters = (1, *batch)
 
         def write(connection: "sqlite3.Connection") -> "_Written":
-            connection.execute(statement, parameters)
+            connection.executemany(statement, (parameters,))
             return written
 
-        def write_the_unknown(connection: "sqlite3.Connection") -> "_Written":
-            known: _Known = {}
-            ids = _json([record.id for record in records])
-            for known_id, known_epoch, known_digest in connection.execute(SQL["seen"], (row.id, ids)):
-                known.setdefault(known_id, {})[known_digest] = known_epoch
-            written, parameters = self._batch(row, records, cursor, known, by_digest=by_digest)
-            connection.execute(SQL["batch_add"], (0, *parameters))
-            return written
+        def stored(written: "_Written") -> None:
+            nonlocal aboard
+            self._stored(written)
+            if aboard is not None:
+                aboard.arrive()
+                aboard = None
 
-        store = self.inbox.store
+        store, sync_soon = self.inbox.store, None if sync else self._sync_begun
         try:
-            return await store.write(write, durable=sync, alone=True, first=as_new, then=self._stored)
-        except IntegrityError:  # refused: some are known
-            return await store.write(write_the_unknown, durable=sync, then=self._stored)
+            return await store.write(write, durable=sync, alone=True, first=as_new, then=stored, sync_soon=sync_soon)
+        except BaseException as err:
+            if aboard is not None:
+                aboard.stay()
+            if not isinstance(err, IntegrityError):
+                raise
+        unknown = partial(self._write_the_unknown, row=row, records=records, cursor=cursor, by_digest=by_digest)
+        return await store.write(unknown, durable=sync, then=self._stored, sync_soon=sync_soon)
+
+    def _write_the_unknown(
+        self,
+        connection: "sqlite3.Connection",
+        *,
+        row: "_Row",
+        records: Sequence[Record],
+        cursor: Cursor,
+        by_digest: bool,
+    ) -> "_Written":
+        """Of a batch that was refused because some of it is known, the rest."""
+        known: _Known = {}
+        ids = _json([record.id for record in records])
+        for known_id, known_epoch, known_digest in connection.execute(SQL["seen"], (row.id, ids)):
+            known.setdefault(known_id, {})[known_digest] = known_epoch
+        written, parameters = self._batch(row, records, cursor, known, by_digest=by_digest)
+        connection.execute(SQL["batch_add"], (0, *parameters))
+        return written
+
+    def _sync_begun(self, syncing: Syncing) -> None:
+        self._syncing = syncing
 
     def _plain_batch(
         self, row: "_Row", records: Sequence[Record], cursor: Cursor, *, by_digest: bool
@@ -477,7 +511,8 @@ class Stream:
     async def synced(self) -> None:
         """Wait until everything that was stored survives a power cut: from then on upstream may forget it."""
         if self._unsynced:
-            await self.inbox.store.sync()
+            syncing, self._syncing = self._syncing, None
+            await (self.inbox.store.sync() if syncing is None else self.inbox.store.until(syncing))
             crash_point("feed.store.synced")
             self._unsynced = False
 
@@ -531,7 +566,7 @@ class Stream:
 
     def forget(self) -> None:
         """The file is closed; when it is open again, what was known may have changed."""
-        self._row = self._door = None
+        self._row = self._door = self._syncing = None
         self.stop_listening()
         # An event belongs to the loop that has waited for it, and the next opening may be in another loop.
         self.activity, self._arrived, self._has_room = Event(), Event(), Event()
@@ -638,6 +673,26 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     attempts: int
     stored_at: float
     charges: int
+
+
+class Rider(Protocol):
+    """Who has outcomes that may be written together with a batch; all of it in the writer's turn."""
+
+    def board(self) -> tuple[int, int, str | None, int] | None:
+        """What is done, if nothing else has to be written of it: first and last number, or all of them, and how many.
+
+        Then exactly one of the next two is called.
+        """
+
+    def arrive(self) -> None:
+        """It is committed."""
+
+    def stay(self) -> None:
+        """It is not."""
+
+
+# See at_once.sql: an empty range, no list.
+_NONE_DONE: Final = (1, 0, None, 0)
 
 
 class _Written(NamedTuple):

@@ -74,7 +74,8 @@ __all__ = ["Persistence", "current_item", "durable_application"]
 # themselves are theirs: one that runs for ever must not keep its update from being finished.
 _NON_BLOCKING: Final = ":process_update_non_blocking:"
 # What waits in the library's queue has not begun: a stop hands it back, a crash is not held against it.
-AHEAD: Final = 64
+# More than Telegram gives at once: then all of an answer is taken in one go.
+AHEAD: Final = 128
 
 log = logging.getLogger("everdeck.feed")
 _current: Final = last_words.current
@@ -249,7 +250,7 @@ class Durable:
     def _read_item(self, item: Item) -> Update:
         bot = self.app.bot
         update = self._just_read.take(item.payload) or Update.de_json(self.polling.raw(item), bot)
-        if isinstance(bot, ExtBot):
+        if isinstance(bot, ExtBot) and bot.callback_data_cache is not None:
             bot.insert_callback_data(update)
         return update
 
@@ -284,7 +285,7 @@ class Durable:
         item, token = handout.item, _current.set(handout.item)
         try:
             try:
-                await item.witness(work)
+                await (work if self.polling.is_one_alone else item.witness(work))
             finally:
                 _current.reset(token)
         except asyncio.CancelledError as error:

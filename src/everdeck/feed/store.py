@@ -23,17 +23,20 @@ and the sync needs no transaction, no lock and no statement.
 """
 
 import asyncio
+import ctypes
 import os
 import secrets
 import sqlite3
 import weakref
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from everdeck import disk
 from everdeck.crashpoints import crash_point
@@ -137,6 +140,7 @@ class Store:
             raise
         # Three: neither a look nor a write waits for a sync; writes queue up before they come here.
         self._threads = ThreadPoolExecutor(3, thread_name_prefix="feed file")
+        self._wake: _WakeUpCall | None = None
         self._recovered: dict[int, frozenset[int]] = {}
         self._last_seq: int = self.read("last_seq")[0][0]
         self._file_id: int = int(self.read("file_id")[0][0])
@@ -199,6 +203,9 @@ class Store:
             return
         _OPEN.pop(_identity(self.path), None)
         self._threads.shutdown()
+        if self._wake is not None:
+            self._wake.close()
+            self._wake = None
         self._reader.close()
         self._looker.close()
         self._connection.close()
@@ -262,12 +269,14 @@ class Store:
         alone: bool = False,
         first: Callable[[], None] | None = None,
         then: Callable[[_Answer], None] | None = None,
+        sync_soon: Callable[["Syncing"], None] | None = None,
     ) -> _Answer:
         """All or nothing of what ``work(connection)`` writes, in the file's thread; the answer is its answer.
 
         With ``alone`` the work is one statement, which is a transaction by itself, or calls :meth:`whole`.
         ``first()`` is called in the loop, once it is our turn; ``then(answer)`` as soon as the loop knows that it is
         committed, also when whoever waits was cancelled meanwhile: what is in the file must be known in memory.
+        With ``sync_soon`` the thread goes on to sync it, for which nobody waits here; it is told what to wait for.
         """
         self.refuse_inside()
 
@@ -280,16 +289,32 @@ class Store:
             return answer, self._synced() if durable else None
 
         def done(outcome: tuple[_Answer, InboxUnavailable | None]) -> None:
+            if sync_soon is not None:
+                sync_soon(syncing)
             if then is not None:
                 then(outcome[0])
 
         async with self._turn:
             if first is not None:
                 first()
-            answer, not_synced = await self._in_thread(do, then=done)
+            syncing: Syncing = asyncio.get_running_loop().create_future()
+            goes_on = None if sync_soon is None else (self._synced, syncing)
+            answer, not_synced = await self._in_thread(do, then=done, goes_on=goes_on)
         if not_synced is not None:
             raise not_synced
         return answer
+
+    async def until(self, syncing: "Syncing") -> None:
+        """Wait for a sync that is under way. One that was given up by somebody who waited is made again."""
+        try:
+            not_synced = await asyncio.shield(syncing)
+        except asyncio.CancelledError:
+            if not syncing.cancelled():
+                raise
+            await self.sync()
+            return
+        if not_synced is not None:
+            raise not_synced
 
     async def sync(self) -> None:
         """Everything that was committed so far survives a power cut."""
@@ -369,10 +394,17 @@ class Store:
         return None
 
     async def _in_thread(
-        self, call: Callable[..., _Answer], *arguments: Any, then: Callable[[_Answer], None] | None = None
+        self,
+        call: Callable[..., _Answer],
+        *arguments: Any,
+        then: Callable[[_Answer], None] | None = None,
+        goes_on: "tuple[Callable[[], InboxUnavailable | None], Syncing] | None" = None,
     ) -> _Answer:
-        """Run it in the file's thread. Once begun it is waited for, also by those who are cancelled meanwhile."""
-        job = _Job(asyncio.get_running_loop(), call, arguments)
+        """Run it in the file's thread. Once begun it is waited for, also by those who are cancelled meanwhile.
+
+        What it ``goes_on`` with, unless it failed, is not waited for: the answer is given to the future.
+        """
+        job = _Job(self._wake_up_call(), call, arguments, goes_on)
         self._threads.submit(job.run)
         try:
             await job.over()
@@ -392,6 +424,15 @@ class Store:
         if then is not None:
             then(job.answer)
         return job.answer
+
+    def _wake_up_call(self) -> "_WakeUpCall":
+        """Of the running loop: each opening may have another one."""
+        loop, wake = asyncio.get_running_loop(), self._wake
+        if wake is None or wake.loop is not loop:
+            if wake is not None:
+                wake.leave()
+            wake = self._wake = _WakeUpCall(loop)
+        return wake
 
     def _still_open(self) -> None:
         if not self._connection.in_transaction:
@@ -425,6 +466,53 @@ class Store:
         return int(version)
 
 
+Syncing: TypeAlias = "asyncio.Future[InboxUnavailable | None]"
+"""A sync that is under way; what came of it is an answer, so that nobody has to ask."""
+
+
+class _WakeUpCall:
+    """``loop.call_soon_threadsafe`` that keeps the interpreter's lock.
+
+    Whoever gives that lock away gets it back from a busy loop only after 5 ms and two switches of threads, and a send
+    to the loop's socket gives it away on both sides. Writing to an eventfd takes a microsecond and never waits
+    (eventfd(2), EFD_NONBLOCK), so it is done with the lock in hand (``ctypes.PyDLL``).
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._calls: deque[Callable[[], None]] = deque()
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Not before the last thread that may call has let go of us: the number would be somebody else's by then.
+        self._close = weakref.finalize(self, os.close, self._fd)
+        self._count = ctypes.c_uint64()
+        loop.add_reader(self._fd, self._answer)
+
+    def soon(self, act: Callable[[], None]) -> None:
+        """In a thread: have it called by the loop."""
+        self._calls.append(act)
+        _libc.write(self._fd, _ONE, 8)
+
+    def leave(self) -> None:
+        """The loop listens no more; whoever still calls is not heard."""
+        if not self.loop.is_closed():
+            self.loop.remove_reader(self._fd)
+
+    def close(self) -> None:
+        """Nobody will call any more."""
+        self.leave()
+        self._close()
+
+    def _answer(self) -> None:
+        _libc.read(self._fd, ctypes.byref(self._count), 8)
+        while self._calls:
+            self._calls.popleft()()
+
+
+_libc: Final = ctypes.PyDLL(None)
+_libc.write.argtypes = _libc.read.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
+_ONE: Final = ctypes.byref(ctypes.c_uint64(1))
+
+
 class _Job(Generic[_Answer]):
     """A call for the file's thread, and what came of it.
 
@@ -433,11 +521,16 @@ class _Job(Generic[_Answer]):
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, call: Callable[..., _Answer], arguments: tuple[Any, ...]
+        self,
+        wake: "_WakeUpCall",
+        call: Callable[..., _Answer],
+        arguments: tuple[Any, ...],
+        goes_on: "tuple[Callable[[], InboxUnavailable | None], Syncing] | None" = None,
     ) -> None:
-        self._loop = loop
+        self._wake = wake
         self._call = call
         self._arguments = arguments
+        self._goes_on = goes_on
         self._waiter: asyncio.Future[None] | None = None
         self.is_over = False
         self.error: BaseException | None = None
@@ -449,19 +542,27 @@ class _Job(Generic[_Answer]):
             self.answer = self._call(*self._arguments)
         except BaseException as err:  # noqa: BLE001 - it is raised to who waits
             self.error = err
-        with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
-            self._loop.call_soon_threadsafe(self._end)
+        self._wake.soon(self.end)
+        if self._goes_on is not None and self.error is None:
+            call, future = self._goes_on
+            self._wake.soon(partial(_give, future, call()))
 
     async def over(self) -> None:
         """Wait for it, in the loop."""
         if not self.is_over:
-            self._waiter = self._loop.create_future()
+            self._waiter = self._wake.loop.create_future()
             await self._waiter
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """In the loop."""
         self.is_over = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _give(future: "asyncio.Future[_Answer]", answer: _Answer) -> None:
+    if not future.done():
+        future.set_result(answer)
 
 
 def _recovered(connection: sqlite3.Connection, last: LastRun, cause: Cause) -> dict[int, frozenset[int]]:

@@ -34,9 +34,11 @@ END;
 -- The same where all of it is plain: numbers that follow each other, one epoch, and no id twice (the index of what was
 -- seen refuses that). Taking a row apart with ->> reads the whole row each time, so here each column is an array of its
 -- own: half of the cost. Where a payload begins is told for each of them, and for the one that would come next.
+-- Items that are done leave in the same statement: the first and the last of numbers that follow each other, or all of
+-- them as a JSON array, and how many they are.
 CREATE TEMP VIEW everdeck_plain_batch AS
 SELECT 0 AS first_seq, 0 AS stream, 0 AS stored_at, '' AS ids, '' AS keys, '' AS begins, x'' AS payloads, x'' AS digests,
-       NULL AS cursor, 0 AS confirmed, 0 AS floor, 0 AS epoch;
+       NULL AS cursor, 0 AS confirmed, 0 AS floor, 0 AS epoch, 0 AS done_first, 0 AS done_last, '' AS done_seqs, 0 AS done;
 
 CREATE TEMP TRIGGER everdeck_plain_batch_add INSTEAD OF INSERT ON everdeck_plain_batch
 BEGIN
@@ -50,9 +52,12 @@ BEGIN
            substr(new.payloads, new.begins ->> key, (new.begins ->> (key + 1)) - (new.begins ->> key)), new.stored_at
     FROM json_each(new.ids);
 
+    DELETE FROM everdeck_item WHERE seq BETWEEN new.done_first AND new.done_last;
+    DELETE FROM everdeck_item WHERE seq IN (SELECT value FROM json_each(new.done_seqs));
+
     UPDATE everdeck_stream
     SET phase = 'live', cursor = new.cursor, confirmed = new.confirmed, floor = new.floor, epoch = new.epoch,
-        stored_at = new.stored_at, last_batch = new.first_seq
+        stored_at = new.stored_at, last_batch = new.first_seq, done = done + new.done
     WHERE id = new.stream;
 END;
 
