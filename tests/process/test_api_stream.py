@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import cast
@@ -175,6 +175,46 @@ def test_what_happened_before_the_fan_could_read_reaches_whoever_waits(tmp_path:
             fan.close()
             await reader
             assert _ids(got)[: last - before] == list(range(before + 1, last + 1))
+
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), 60))
+    finally:
+        end_all_under(tmp_path)
+
+
+def test_events_are_kept_in_memory_only_while_somebody_reads(tmp_path: Path) -> None:
+    """A reader that comes later, or again, is told of everything since, out of the registry."""
+
+    async def scenario() -> None:
+        async with AsyncDeck(tmp_path, durability="process") as deck:
+            fan = EventFan(deck)
+
+            async def told(after: int, last: int) -> list[int]:
+                got = b""
+                parts = fan.stream(after, Choice(), lambda: True)
+                async for part in parts:
+                    got += part
+                    if b"id: %d\n" % last in got:
+                        break
+                await cast("AsyncGenerator[bytes]", parts).aclose()
+                return _ids(got)
+
+            await deck.start("ada", ["sleep", "1000"])
+            first = await deck.last_event_id()
+            assert await told(0, first) == list(range(1, first + 1))
+            assert not fan._ring
+
+            reader = asyncio.create_task(told(first, first + 2))
+            await deck.restart("ada")
+            last = await deck.last_event_id()
+            assert (await reader)[:2] == [first + 1, first + 2]
+            assert not fan._ring
+
+            await deck.restart("ada")
+            assert (await told(last, last + 1))[0] == last + 1
+            assert not fan._ring
+            await deck.remove("ada")
+            fan.close()
 
     try:
         asyncio.run(asyncio.wait_for(scenario(), 60))

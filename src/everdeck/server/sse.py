@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
@@ -92,7 +92,9 @@ class EventFan:
 
     def __init__(self, deck: AsyncDeck) -> None:
         self._deck = deck
-        self._ring: deque[_Kept] = deque(maxlen=RING)
+        self._ring: deque[_Kept] = deque(maxlen=RING)  # what was told since somebody reads; without readers, nothing
+        self._last: int | None = None
+        self._readers = 0
         self._fresh: list[_Kept] = []
         self._waiting: set[_Waiting] = set()
         self._news: asyncio.Future[None] | None = None
@@ -120,32 +122,44 @@ class EventFan:
         ``tells_of`` says which workers this reader may hear of; None: of all. With ``straight`` what is new is not
         yielded here but handed to it, while it takes it.
         """
-        yield _PING
-        cursor = await self._deck.last_event_id() if after is None else after
-        while not self._closed and holds():
-            news = self._next_news()  # before the look, so that what comes during it is not slept through
-            batch = await self._after(cursor)
-            if batch:
-                cursor = batch[-1].id
-                if tells_of is not None:
-                    batch = [kept for kept in batch if await tells_of(kept.worker)]
-                if wanted := choice.of(batch):
-                    yield wanted
-                continue
-            if straight is None or tells_of is not None:
-                done, _ = await asyncio.wait((news,), timeout=PING_SECONDS)
-            elif news.done():
-                continue
-            else:
-                waiting = _Waiting(cursor, choice, holds, straight)
-                self._waiting.add(waiting)
-                try:
-                    done, _ = await asyncio.wait((waiting.is_behind,), timeout=PING_SECONDS)
-                finally:
-                    self._waiting.discard(waiting)
-                cursor = waiting.cursor
-            if not done:
-                yield _PING
+        with self._reader():
+            yield _PING
+            cursor = await self._deck.last_event_id() if after is None else after
+            while not self._closed and holds():
+                news = self._next_news()  # before the look, so that what comes during it is not slept through
+                batch = await self._after(cursor)
+                if batch:
+                    cursor = batch[-1].id
+                    if tells_of is not None:
+                        batch = [kept for kept in batch if await tells_of(kept.worker)]
+                    if wanted := choice.of(batch):
+                        yield wanted
+                    continue
+                if straight is None or tells_of is not None:
+                    done, _ = await asyncio.wait((news,), timeout=PING_SECONDS)
+                elif news.done():
+                    continue
+                else:
+                    waiting = _Waiting(cursor, choice, holds, straight)
+                    self._waiting.add(waiting)
+                    try:
+                        done, _ = await asyncio.wait((waiting.is_behind,), timeout=PING_SECONDS)
+                    finally:
+                        self._waiting.discard(waiting)
+                    cursor = waiting.cursor
+                if not done:
+                    yield _PING
+
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[None]:
+        """While somebody reads, what is new is kept in memory."""
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                self._ring.clear()
 
     async def _read(self) -> None:
         last: int | None = None
@@ -163,6 +177,9 @@ class EventFan:
                 return  # the deck was closed
 
     def _take(self, event: Event) -> None:
+        self._last = event.id
+        if not self._readers:  # whoever comes finds it in the registry; a thousand in the ring are half a megabyte
+            return
         if self._ring and event.id != self._ring[-1].id + 1:
             self._ring.clear()
         kept = _kept(event)
@@ -215,7 +232,7 @@ class EventFan:
 
     async def _after(self, cursor: int) -> list[_Kept]:
         ring = self._ring
-        if ring and cursor >= ring[-1].id:
+        if self._last is not None and cursor >= self._last:
             return []
         if ring and cursor >= ring[0].id - 1:
             first = cursor + 1 - ring[0].id
