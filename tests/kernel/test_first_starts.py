@@ -30,7 +30,7 @@ class Deck:
     def __init__(self, workers: Path, way: type[spawn.FirstStarts]) -> None:
         self.workers = workers
         self.way = way
-        self.places = (os.open(workers, os.O_RDONLY), os.open(os.devnull, os.O_RDWR))
+        self.places = native.Places(str(workers), os.open(workers, os.O_RDONLY), os.open(os.devnull, os.O_RDWR))
         self.born: list[native.Made] = []
         self.ear = inotify.open_inotify()
 
@@ -68,7 +68,7 @@ class Deck:
                 os.kill(made.pid, signal.SIGKILL)
             os.waitid(os.P_PIDFD, made.pidfd, os.WEXITED)
             os.close(made.pidfd)
-        for fd in (*self.places, self.ear):
+        for fd in (self.places.workers_fd, self.places.null_fd, self.ear):
             os.close(fd)
 
 

@@ -109,7 +109,7 @@ class Engine:
         self._with_lock = with_lock
         self._null_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         # The owner's environment as it is now: looked up once, because each look decodes (12-18 µs per start).
-        self._workers_fd = -1
+        self._places: native.Places | None = None
         self._has_cgroups: bool | None = None
         self._common: tuple[tuple[str | None, dict[str, str]], str, list[str]] | None = None
         self._passed_through = {key: os.environ[key] for key in PASSED_THROUGH if key in os.environ}
@@ -120,9 +120,11 @@ class Engine:
         if self._null_fd >= 0:
             os.close(self._null_fd)
             self._null_fd = -1
-        if self._workers_fd >= 0:
-            os.close(self._workers_fd)
-            self._workers_fd = -1
+        if self._places is not None:
+            os.close(self._places.workers_fd)
+            if self._places.cgroups_fd >= 0:
+                os.close(self._places.cgroups_fd)
+            self._places = None
 
     # --- places -------------------------------------------------------------------------------------------------
 
@@ -275,10 +277,11 @@ class Engine:
 
     def first_starts(self, workers: Sequence[native.First], *, inotify_fd: int, die_locked: int) -> spawn.FirstStarts:
         """All of them, made ready to be called in whichever thread; ``inotify_fd`` hears of their first writes."""
-        if self._workers_fd < 0:
-            self._workers_fd = os.open(self._workers, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        places = (self._workers_fd, self._null_fd)
-        return spawn.first_starts(places, workers, inotify_fd=inotify_fd, die_locked=die_locked)
+        if self._places is None:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            cgroups_fd = os.open(self._cgroups, flags) if self._cgroups is not None and self._has_cgroups else -1
+            self._places = native.Places(self._workers, os.open(self._workers, flags), self._null_fd, cgroups_fd)
+        return spawn.first_starts(self._places, workers, inotify_fd=inotify_fd, die_locked=die_locked)
 
     def first_launched(self, first: native.First, made: native.Made) -> tuple[Launched, Identity | None]:
         """What came of one: its process, and who that is if it could be told; or why it was refused."""

@@ -140,11 +140,7 @@ class Outcomes:
         for order, record in zip(launched, running, strict=True):
             assert order.launched is not None  # noqa: S101
             order.end = None
-            worker = order.worker
-            worker.record = record
-            worker.pidfd = order.launched.pidfd
-            worker.is_child = True
-            worker.lifeline = order.launched.lifeline
+            order.worker.started(record, order.launched.pidfd, order.launched.lifeline)
         parts.events.wake()
 
     def tend(self, worker: Worker, spec: WorkerSpec, *, fresh: bool, armed: Armed | None = None) -> None:

@@ -103,6 +103,8 @@ class Starting:
         alone = len(orders) == 1
         interrupted = await self._firsts.launch(first, alone=alone) if first else None
         orders = [order for order in orders if order.launched is None and order.failure is None]
+        if not orders:
+            return
         spawned: list[Launch] = []
         under_way, done = 0, Done()
         begin = monotonic()

@@ -108,6 +108,13 @@ class Worker:
             Worker.changes += 1
             _set(self, "changed_at", Worker.changes)
 
+    def started(self, record: WorkerRecord, pidfd: int, line: "Lifeline | None") -> None:
+        """A child of ours runs for it: all of it at once, because each change asks whether it is told to anybody."""
+        _set(self, "pidfd", pidfd)
+        _set(self, "is_child", True)  # noqa: FBT003 - the value of a field
+        _set(self, "lifeline", line)
+        self.record = record
+
     @property
     def name(self) -> str:
         """The worker's name."""

@@ -17,6 +17,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stddef.h>
@@ -449,8 +450,10 @@ struct batch {
                         programs, arguments, environment */
     char *notes;     /* for each worker, ended by a NUL */
     const int32_t *counts; /* for each worker: programs, arguments, environment */
+    const char *workers;   /* the directory of all homes, open as workers_fd */
     int64_t open_files_soft;
     int32_t count, workers_fd, null_fd, umask;
+    int32_t cgroups_fd; /* the directory of all cgroups; -1: it is not open */
     int32_t die_locked; /* a test's: end this process when so many locks were taken; 0: never */
     int32_t inotify_fd; /* hears of the first write to each log after its mark; -1: nobody does */
 };
@@ -580,7 +583,7 @@ static int write_whole(int fd, const char *text)
 static int made_home(struct batch *batch, struct under_way *slot, const char *name, const char *note, const char *mark)
 {
     struct plain_birth *birth = &slot->birth;
-    char log[32];
+    char log[PATH_MAX];
     int home, note_fd;
     if (mkdirat(batch->workers_fd, name, 0700) < 0)
         return -1;
@@ -607,8 +610,10 @@ static int made_home(struct batch *batch, struct under_way *slot, const char *na
     int lost = write_whole(birth->log_fd, mark); /* a full disk loses the mark and nothing else */
     (void)lost;
     if (batch->inotify_fd >= 0) {
-        snprintf(log, sizeof log, "/proc/self/fd/%d", birth->log_fd);
-        slot->made->watch = inotify_add_watch(batch->inotify_fd, log, IN_MODIFY | IN_ONESHOT);
+        /* By its path, as every later watch of it: a name below /proc/self/fd is made by the kernel when it is asked
+         * for, which takes twice as long as all the rest. */
+        if (snprintf(log, sizeof log, "%s/%s/log/current", batch->workers, name) < (int)sizeof log)
+            slot->made->watch = inotify_add_watch(batch->inotify_fd, log, IN_MODIFY | IN_ONESHOT | IN_DONT_FOLLOW);
     }
     close(home);
     return 0;
@@ -619,13 +624,18 @@ failed:;
     return -1;
 }
 
-static int made_cgroup(struct under_way *slot, const char *cgroup)
+static int made_cgroup(const struct batch *batch, struct under_way *slot, const char *cgroup)
 {
+    int all = AT_FDCWD;
     if (!*cgroup)
         return 0;
-    if (mkdir(cgroup, 0777) < 0)
+    if (batch->cgroups_fd >= 0) {
+        all = batch->cgroups_fd;
+        cgroup = strrchr(cgroup, '/') + 1;
+    }
+    if (mkdirat(all, cgroup, 0777) < 0)
         return -1;
-    slot->cgroup_fd = open(cgroup, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    slot->cgroup_fd = openat(all, cgroup, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     return slot->cgroup_fd < 0 ? -1 : 0;
 }
 
@@ -765,7 +775,7 @@ static void begin_start(struct batch *batch, int32_t index, char **texts, char *
     to = slot->birth.argv = listed(to, texts, counts[0]);
     to = slot->birth.envp = listed(to, texts, counts[1]);
     listed(to, texts, counts[2]);
-    if (made_home(batch, slot, words[0], note, words[3]) < 0 || made_cgroup(slot, words[1]) < 0) {
+    if (made_home(batch, slot, words[0], note, words[3]) < 0 || made_cgroup(batch, slot, words[1]) < 0) {
         made->step = HOME;
         made->error = errno;
     } else {

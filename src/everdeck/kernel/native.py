@@ -132,6 +132,18 @@ class Made(NamedTuple):
     """Of its log, armed before its first instruction; below 0: none."""
 
 
+class Places(NamedTuple):
+    """Where first starts are made; the numbers are descriptors that stay the caller's."""
+
+    workers: str
+    """The directory of all homes, and the same open:"""
+    workers_fd: int
+    null_fd: int
+    """/dev/null."""
+    cgroups_fd: int = _AS_IT_IS
+    """The directory of all cgroups; below 0: it is not open."""
+
+
 class FirstStarts:
     """Several first starts, made ready: home, lock, note, log and process of each, in one call that needs no Python."""
 
@@ -139,14 +151,14 @@ class FirstStarts:
 
     def __init__(
         self,
-        places: tuple[int, int],
+        places: Places,
         birth: Birth,
         workers: Sequence[First],
         *,
         inotify_fd: int = _AS_IT_IS,
         die_locked: int = 0,
     ) -> None:
-        """``places`` are the directory of all homes and /dev/null, open; of ``birth`` only what all share counts.
+        """Of ``birth`` only what all share counts.
 
         ``inotify_fd`` hears of the first write to each log, once (see :attr:`Made.watch`).
         """
@@ -159,16 +171,17 @@ class FirstStarts:
             programs = programs_in(command[0], path)
             words += (name, cgroup, cwd, mark, *programs, *command, *env)
             counts += (len(programs), len(command), len(env))
-        workers_fd, null_fd = places
         self._library = library
         self._batch = _Batch(
             texts=_in_one_piece(words),
             notes=b"\0".join([worker.note for worker in workers]),
-            counts=(ctypes.c_int32 * len(counts))(*counts),
+            counts=struct.pack(f"{len(counts)}i", *counts),  # a third of the price of an array
             open_files_soft=_given(birth.open_files_soft),
             count=len(workers),
-            workers_fd=workers_fd,
-            null_fd=null_fd,
+            workers=os.fsencode(places.workers),
+            workers_fd=places.workers_fd,
+            null_fd=places.null_fd,
+            cgroups_fd=places.cgroups_fd,
             umask=_given(birth.umask),
             die_locked=die_locked,
             inotify_fd=inotify_fd,
@@ -262,12 +275,14 @@ class _Batch(ctypes.Structure):
     _fields_ = (
         ("texts", ctypes.c_char_p),
         ("notes", ctypes.c_char_p),
-        ("counts", ctypes.POINTER(ctypes.c_int32)),
+        ("counts", ctypes.c_char_p),
+        ("workers", ctypes.c_char_p),
         ("open_files_soft", ctypes.c_int64),
         ("count", ctypes.c_int32),
         ("workers_fd", ctypes.c_int32),
         ("null_fd", ctypes.c_int32),
         ("umask", ctypes.c_int32),
+        ("cgroups_fd", ctypes.c_int32),
         ("die_locked", ctypes.c_int32),
         ("inotify_fd", ctypes.c_int32),
     )

@@ -25,7 +25,7 @@ from typing import Any, Final
 from everdeck.kernel import chain, descriptors, inotify
 from everdeck.kernel import identity as ids
 from everdeck.kernel.birth import Birth, Program
-from everdeck.kernel.native import STEPS, First, Made, Refused, candidates, programs_in, texts
+from everdeck.kernel.native import STEPS, First, Made, Places, Refused, candidates, programs_in, texts
 from everdeck.statedir import DATA, LOCK, LOG, NOTE
 
 _SET_SIGNALS_DEFAULT, _SET_MASK, _SET_SESSION = 0x04, 0x08, 0x80
@@ -108,7 +108,7 @@ class FirstStarts:
 
     def __init__(
         self,
-        places: tuple[int, int],
+        places: Places,
         birth: Birth,
         workers: Sequence[First],
         *,
@@ -149,7 +149,9 @@ class FirstStarts:
                 calls.append((spawn, (pid + 4 * index, program, actions, attributes, arguments, environment)))
             calls.append((tell_time, (CLOCK_BOOTTIME, clock + 16 * index + 16)))
         if living:
-            below = max(self._places[1], *[birth.lock_fd for birth in living], *[birth.log_fd for birth in living]) + 1
+            below = (
+                max(self._places.null_fd, *[birth.lock_fd for birth in living], *[birth.log_fd for birth in living]) + 1
+            )
             self._chain = chain.Chain(calls, below)
 
     def call(self) -> None:
@@ -181,7 +183,7 @@ class FirstStarts:
 
         New names only: whatever is there already is to be judged step by step.
         """
-        birth, name, (workers_fd, _) = _Birth(), worker.name, self._places
+        birth, name, workers_fd = _Birth(), worker.name, self._places.workers_fd
         try:
             os.mkdir(name, 0o700, dir_fd=workers_fd)
             os.mkdir(f"{name}/{LOG}", 0o700, dir_fd=workers_fd)
@@ -209,7 +211,7 @@ class FirstStarts:
         self, worker: First, birth: "_Birth", found: dict[tuple[str, str], bytes], encoded: "_Encoded"
     ) -> tuple[Any, ...]:
         """What ``posix_spawn`` is given: program, file actions, arguments, environment; kept until it is over."""
-        library, null_fd = _library(), self._places[1]
+        library, null_fd = _library(), self._places.null_fd
         name = worker.command[0], worker.path
         if name not in found:
             runnable = (one for one in programs_in(*name) if os.access(one, os.X_OK))

@@ -213,7 +213,7 @@ def starts_first() -> bool:
 
 
 def first_starts(
-    places: tuple[int, int], workers: Sequence[native.First], *, inotify_fd: int, die_locked: int
+    places: native.Places, workers: Sequence[native.First], *, inotify_fd: int, die_locked: int
 ) -> FirstStarts:
     """Workers that have no home yet; they get what a worker of this process gets."""
     birth = Birth(umask=_workers_umask, open_files_soft=_workers_open_files)

@@ -430,8 +430,11 @@ class Registry:
             return range(0)
         self._wrote()
         with _translated(self.path):
-            self.connection.executemany(_sql("append_event"), [_event_row(at, one) for one in told])
-            last = int(self.connection.execute(_sql("id_of_event_appended")).fetchone()[0])
+            if len(told) == 1:
+                last = self.connection.execute(_sql("append_event"), _event_row(at, told[0])).lastrowid or 0
+            else:
+                self.connection.executemany(_sql("append_event"), [_event_row(at, one) for one in told])
+                last = int(self.connection.execute(_sql("id_of_event_appended")).fetchone()[0])
             self._appended(at, last, len(told))
         return range(last - len(told) + 1, last + 1)
 
