@@ -1,4 +1,4 @@
-/* Writes numbered lines of 100 bytes to stdout, one write(2) each. */
+/* Writes numbered lines of 100 bytes to stdout, one write(2) each; after every PART lines it waits for a byte on stdin. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,8 +6,11 @@
 
 int main(int argc, char **argv) {
     long count = argc > 1 ? atol(argv[1]) : 0;
-    char line[128];
+    long part = argc > 2 ? atol(argv[2]) : count;
+    char line[128], go;
     for (long i = 0; i < count; i++) {
+        if (i > 0 && i % part == 0 && read(0, &go, 1) != 1)
+            return 2;
         memset(line, '.', sizeof line);
         int used = snprintf(line, sizeof line, "%012ld ", i);
         line[used] = '.';

@@ -9,21 +9,25 @@ from pathlib import Path
 LINE_BYTES = 100
 _IN_PYTHON = """
 import os, sys
-for number in range(int(sys.argv[1])):
+count, part = int(sys.argv[1]), int(sys.argv[2])
+for number in range(count):
+    if number and number % part == 0:
+        assert os.read(0, 1)
     os.write(1, b"%012d %s\\n" % (number, b"." * 86))
 """
 
 
-def writer_command(build_dir: Path, count: int) -> list[str]:
-    """The command line of a writer of ``count`` lines."""
+def writer_command(build_dir: Path, count: int, part: int | None = None) -> list[str]:
+    """The command line of a writer of ``count`` lines; after every ``part`` of them it waits for a byte on stdin."""
+    how_many = [str(count), str(part or count)]
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        return [sys.executable, "-c", _IN_PYTHON, str(count)]
+        return [sys.executable, "-c", _IN_PYTHON, *how_many]
     program = build_dir / "logs_writer"
     if not program.exists():
         source = Path(__file__).with_name("logs_writer.c")
         subprocess.run([compiler, "-O2", "-o", str(program), str(source)], check=True)
-    return [str(program), str(count)]
+    return [str(program), *how_many]
 
 
 def numbered(first: int, count: int) -> bytes:
