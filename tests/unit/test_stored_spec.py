@@ -5,7 +5,21 @@ import json
 import msgspec
 import pytest
 
-from everdeck.model import Health, Limits, Log, Restart, Sandbox, SatelliteSpec, Secret, Stop, WorkerSpec
+from everdeck.model import (
+    Cookie,
+    Health,
+    Limits,
+    Log,
+    Restart,
+    Sandbox,
+    SatelliteSpec,
+    Secret,
+    State,
+    Stop,
+    WorkerName,
+    WorkerSpec,
+)
+from everdeck.registry import WorkerRecord
 from everdeck.registry.store import encoded_spec
 
 USUAL = {
@@ -96,3 +110,50 @@ def test_what_is_changed_inside_a_spec_is_stored_with_it() -> None:
 def test_what_goes_without_saying_stays_what_it_was() -> None:
     """A stored spec leaves a default out. Who changes one has to write the old one into every row, by a migration."""
     assert json.loads(msgspec.json.encode(WorkerSpec(("x",)))) == {"command": ["x"], **USUAL}
+
+
+# What follows the command is as in the one before, so of these only the command is read.
+FIRST = b'{"command":["first"],"env":{"A":"1"},"labels":{"x":"y"}}'
+
+
+def record_of(spec_json: bytes) -> WorkerRecord:
+    return WorkerRecord(WorkerName("w"), spec_json, "stopped", State.STOPPED, Cookie("c"))
+
+
+@pytest.mark.parametrize(
+    "spec_json",
+    [
+        b'{"command":["second","with \\"quotes\\" and ]"],"env":{"A":"1"},"labels":{"x":"y"}}',
+        b'{"command":["second"],"port":true,"env":{"A":"1"},"labels":{"x":"y"}}',
+        b'{"command":["second"],"env":{"A":"2"},"labels":{"x":"y"}}',
+        b'{"command":["second"]}',
+        b'{"env":{},"command":["second"],"env":{"A":"1"},"labels":{"x":"y"}}',
+    ],
+)
+def test_a_spec_that_is_much_like_the_last_is_read_as_it_is(spec_json: bytes) -> None:
+    """It is what reading all of it gives."""
+    assert record_of(FIRST).spec.command == ("first",)
+
+    assert record_of(spec_json).spec == msgspec.json.decode(spec_json, type=WorkerSpec)
+
+
+@pytest.mark.parametrize(
+    "command", [b"[]", b'[""]', b'["a\\u0000b"]', b'"text"', b'["a"', b'["a"],"nothing":[1]', b"[1]", b""]
+)
+def test_a_spec_that_is_much_like_the_last_and_cannot_be_run_is_broken(command: bytes) -> None:
+    """Nothing is taken for sound because what follows it was."""
+    spec_json = b'{"command":' + command + FIRST[len(b'{"command":["first"]') :]
+    assert record_of(FIRST).broken is None
+
+    assert record_of(spec_json).broken is not None
+
+
+def test_specs_that_are_much_alike_share_nothing_that_can_be_changed() -> None:
+    """Whoever has one of them can change its mappings, and changes no other worker's."""
+    first = record_of(FIRST.replace(b"first", b"one")).spec
+    first.env["A"] = "changed"
+    second = record_of(FIRST.replace(b"first", b"two")).spec
+    second.labels["x"] = "changed"
+    third = record_of(FIRST.replace(b"first", b"three")).spec
+
+    assert (second.env, third.env, third.labels) == ({"A": "1"}, {"A": "1"}, {"x": "y"})

@@ -165,15 +165,9 @@ class Worker:
     def set_aside(self) -> Held:
         """Hold nothing from now on; what was held is the caller's to let go of."""
         held = Held(self.pidfd, self.is_child, self.lifeline, self.proxy_lock_fd)
-        self.trouble = None
-        self.pidfd = None
-        self.is_child = False
-        self.lifeline = None
-        self.proxy_lock_fd = None
-        self.cpu_sample = None
-        self.used = None
-        self.status_text = None
-        self.awaits_ready = False
+        for name, value in _OF_NO_PROCESS:
+            _set(self, name, value)
+        self.pidfd = None  # not like the others: who looks at a list has to see that something changed
         return held
 
 
@@ -181,20 +175,24 @@ def _nobody_listens(_: Worker) -> None:
     """Before the deck listens there is nothing to do: recovery looks for itself."""
 
 
-_AT_FIRST: Final[tuple[tuple[str, Any], ...]] = (
-    ("changed_at", 0),
-    ("on_death", _nobody_listens),
-    ("pidfd", None),
+_OF_NO_PROCESS: Final[tuple[tuple[str, Any], ...]] = (
     ("is_child", False),
     ("lifeline", None),
     ("proxy_lock_fd", None),
-    ("timer", None),
     ("awaits_ready", False),
     ("status_text", None),
-    ("ended_ill", False),
-    ("explained_at", ()),
     ("trouble", None),
     ("cpu_sample", None),
     ("used", None),
+)
+
+_AT_FIRST: Final[tuple[tuple[str, Any], ...]] = (
+    *_OF_NO_PROCESS,
+    ("changed_at", 0),
+    ("on_death", _nobody_listens),
+    ("pidfd", None),
+    ("timer", None),
+    ("ended_ill", False),
+    ("explained_at", ()),
     ("glance", None),
 )

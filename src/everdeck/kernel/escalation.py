@@ -41,6 +41,8 @@ _LONGEST_LOOK_SECONDS: Final = (
 _MOMENT_SECONDS: Final = 0.02
 _MOMENT_OF_EACH_SECONDS: Final = 0.0003
 _LONGEST_MOMENT_SECONDS: Final = 0.1
+# Who has ended is told once, so nobody need be taken out of the epoll for it: it forgets a descriptor that is closed.
+_ONCE: Final = select.EPOLLIN | select.EPOLLONESHOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ class Escalation:
             if not ids.send_group_signal(leader_pidfd, course.subject.signal_number):
                 return False
         # Also if it has ended by now: then it is readable at once.
-        self._epoll.register(leader_pidfd, select.EPOLLIN)
+        self._epoll.register(leader_pidfd, _ONCE)
         course.awaited[leader_pidfd] = identity.pid
         self._by_pidfd[leader_pidfd] = course
         self._half_asked[course.subject.tree.name] = course
@@ -305,12 +307,11 @@ class Escalation:
             course.leader_ended |= pidfd == course.leader_pidfd
             self._close(course, pidfd)
             return
-        self._epoll.register(pidfd, select.EPOLLIN)
+        self._epoll.register(pidfd, _ONCE)
         course.awaited[pidfd] = pid
         self._by_pidfd[pidfd] = course
 
     def _forget(self, course: _Course, pidfd: int) -> None:
-        self._epoll.unregister(pidfd)
         del course.awaited[pidfd], self._by_pidfd[pidfd]
         self._close(course, pidfd)
 
@@ -320,6 +321,7 @@ class Escalation:
 
     def _drop(self, course: _Course) -> None:
         for pidfd in list(course.awaited):
+            self._epoll.unregister(pidfd)
             self._forget(course, pidfd)
         if course.owns_leader_pidfd and course.leader_pidfd is not None:
             os.close(course.leader_pidfd)

@@ -65,6 +65,7 @@ _OWNER_BUSY_SECONDS: Final = 0.2
 _WRITE_ANEW_BUSY_SECONDS: Final = 0.5
 
 _decode_spec: Final = msgspec.json.Decoder(WorkerSpec).decode
+_decode_command: Final = msgspec.json.Decoder(tuple[str, ...]).decode
 _decode_exit: Final = msgspec.json.Decoder(Exit).decode
 _decode_times: Final = msgspec.json.Decoder(tuple[float, ...]).decode
 _decode_detail: Final = msgspec.json.Decoder(dict[str, Any]).decode
@@ -117,11 +118,42 @@ def _decoded_spec(spec_json: bytes) -> tuple[WorkerSpec, str | None]:
     known = _decoded.get(spec_json)
     if known is not None:
         return known
+    spec = _like_the_last(spec_json)
+    if spec is not None:
+        return _remembered(spec_json, (spec, None))
     try:
-        told: tuple[WorkerSpec, str | None] = (_decode_spec(spec_json), None)
+        spec = _decode_spec(spec_json)
     except (msgspec.MsgspecError, SpecError, ValueError) as err:
-        told = (_salvaged_spec(spec_json), str(err))
-    return _remembered(spec_json, told)
+        return _remembered(spec_json, (_salvaged_spec(spec_json), str(err)))
+    _keep_likeness(spec_json, spec)
+    return _remembered(spec_json, (spec, None))
+
+
+def _like_the_last(spec_json: bytes) -> WorkerSpec | None:
+    """The spec, if all that follows its command is as in the one that was decoded last; only the command is read."""
+    rest, last = _decoded_last
+    if last is None or not spec_json.startswith(_BEFORE_COMMAND) or not spec_json.endswith(rest):
+        return None
+    try:
+        command = _decode_command(spec_json[len(_BEFORE_COMMAND) : -len(rest)])
+        return _of_its_own(last, command)
+    except (msgspec.MsgspecError, SpecError, ValueError):  # more than a command, or none that may be: read it whole
+        return None
+
+
+def _keep_likeness(spec_json: bytes, spec: WorkerSpec) -> None:
+    global _decoded_last  # noqa: PLW0603 - a memory of one
+    head = _BEFORE_COMMAND + _encode(spec.command)
+    if spec.satellite is None and spec_json.startswith(head):  # what a satellite has may lie deeper than one mapping
+        _decoded_last = spec_json[len(head) :], _of_its_own(spec, spec.command)
+
+
+def _of_its_own(spec: WorkerSpec, command: tuple[str, ...]) -> WorkerSpec:
+    """The same for another command; whoever has one of the two can change its mappings."""
+    other = spec.with_command(command)
+    for field in _MAPPINGS:
+        msgspec.structs.force_setattr(other, field, dict(getattr(spec, field)))
+    return other
 
 
 def _remembered(spec_json: bytes, told: tuple[WorkerSpec, str | None]) -> tuple[WorkerSpec, str | None]:
@@ -156,6 +188,11 @@ def _salvaged_spec(spec_json: bytes) -> WorkerSpec:
 _UNREADABLE: Final = ("(unreadable)",)
 
 
+_BEFORE_COMMAND: Final = b'{"command":'
+_MAPPINGS: Final = ("env", "secrets", "labels")
+_decoded_last: tuple[bytes, WorkerSpec | None] = (b"", None)
+"""What followed its command, and the spec, which is nobody else's."""
+
 _FIELDS: Final = WorkerSpec.__struct_fields__[1:]  # all but the command, which is always said
 _USUAL: Final = msgspec.structs.astuple(WorkerSpec(_UNREADABLE))[1:]
 _SATELLITE: Final = _FIELDS.index("satellite")
@@ -171,7 +208,7 @@ def encoded_spec(spec: WorkerSpec) -> bytes:
     """
     stored = spec.without_secret_values()
     command, *others = msgspec.structs.astuple(stored)
-    spec_json = b'{"command":' + _encode(command) + _encoded_others(tuple(others))
+    spec_json = _BEFORE_COMMAND + _encode(command) + _encoded_others(tuple(others))
     _remembered(spec_json, (stored, None))  # whoever records it asks for it again at once
     return spec_json
 
