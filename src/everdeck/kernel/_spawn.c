@@ -548,7 +548,7 @@ static void be_born_plainly(void *argument)
         refuse(birth, CWD, answer);
     /* Handlers were cleared by clone3; what we ignore would stay ignored over the exec. */
     for (int number = 1; number <= LAST_SIGNAL; number++)
-        if (birth->ignored[number])
+        if (!birth->ignored || birth->ignored[number])
             raw(SYS_rt_sigaction, number, (long)zeros, 0, 8);
     raw(SYS_rt_sigprocmask, SIG_SETMASK, (long)&none, 0, 8);
     for (char **program = birth->programs; *program; program++) {
@@ -820,28 +820,24 @@ int everdeck_start_first(struct batch *batch, struct made *made)
     return 0;
 }
 
-struct lone {
-    struct under_way slot;
-    unsigned char ignored[LAST_SIGNAL + 1];
-};
 
 /* Begin the first of them, and let the caller go on while it is exec'ed: whoever begins it ends it, and until then
  * keeps the batch and "made", which hold what is known by then. 0, or -1 as above. */
-int everdeck_begin_first(struct batch *batch, struct made *made, struct lone **under_way)
+int everdeck_begin_first(struct batch *batch, struct made *made, struct under_way **lone_slot)
 {
-    struct lone *lone = malloc(sizeof *lone);
+    struct under_way *slot = malloc(sizeof *slot);
     char *texts = batch->texts, *notes = batch->notes;
-    *under_way = lone;
-    if (!lone)
+    *lone_slot = slot;
+    if (!slot)
         return -1;
-    ask_ignored(lone->ignored);
-    begin_start(batch, 0, &texts, &notes, &lone->slot, made, lone->ignored);
+    /* Which signals we ignore is not asked for one alone: it sets all of them itself, while we go on. */
+    begin_start(batch, 0, &texts, &notes, slot, made, NULL);
     return 0;
 }
 
 /* Wait until it is exec'ed or refused. */
-void everdeck_end_first(struct batch *batch, struct lone *lone)
+void everdeck_end_first(struct batch *batch, struct under_way *slot)
 {
-    end_birth(batch, &lone->slot);
-    free(lone);
+    end_birth(batch, slot);
+    free(slot);
 }
