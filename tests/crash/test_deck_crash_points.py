@@ -34,7 +34,12 @@ SCENARIO = deck_scenario.__file__
 def crash_points() -> list[str]:
     """Every crash point in the deck and what it writes with; those of a hand-over have a test of their own."""
     found = set()
-    for path in [SOURCE / "disk.py", *(SOURCE / "deck").rglob("*.py"), *(SOURCE / "registry").rglob("*.py")]:
+    for path in [
+        SOURCE / "disk.py",
+        SOURCE / "kernel" / "credentials.py",
+        *(SOURCE / "deck").rglob("*.py"),
+        *(SOURCE / "registry").rglob("*.py"),
+    ]:
         found |= set(re.findall(r'crash_point\("([^"]+)"\)', path.read_text()))
     return sorted(point for point in found if not point.startswith("handover."))
 
@@ -152,6 +157,48 @@ def test_a_crash_while_a_worker_is_replaced_is_an_ordinary_start(point: str, tmp
                     assert status.restarts == 1
                 ends = [event for event in deck.events() if event.kind in {"exited", "crashed"}]
                 assert len(ends) == 1, "that the one before has ended is told, by whichever owner"
+        with Deck(state) as deck:
+            deck.stop_all()
+            assert _processes(mark) == []
+    finally:
+        end_all_under(tmp_path)
+
+
+OLD_SECRETS, NEW_SECRETS = {"KEPT": "old", "GONE": "old"}, {"KEPT": "new", "MORE": "new"}
+
+
+@pytest.mark.parametrize(
+    ("point", "visit", "is_new"),
+    [
+        ("start.secret-written", 3, False),
+        ("start.secret-written", 4, False),
+        ("start.begin", 2, False),
+        ("start.intent-recorded", 2, True),
+        ("replace.secret-settled", 1, True),
+        ("replace.secret-settled", 2, True),
+        ("start.secrets-settled", 2, True),
+        ("start.locked", 2, True),
+    ],
+)
+def test_a_crash_in_a_replacement_leaves_the_secrets_of_what_runs(
+    point: str, visit: int, is_new: bool, tmp_path: Path
+) -> None:
+    """The old command with the old secrets, or the new one with the new; and nothing else lies beside them."""
+    state = tmp_path / "state"
+    mark = str(400_000 + os.getpid() % 50_000 + (abs(hash((point, visit))) % 1000) * 0.001)
+    crash_at = {CRASH_AT_ENV: f"{point}:{visit}"}
+    try:
+        with running(sys.executable, SCENARIO, "new_secrets", str(state), mark, "0", **crash_at) as owner:
+            said, errors = owner.communicate(timeout=100)
+        assert owner.returncode == -signal.SIGKILL, f"{point} was not reached: {errors[-2000:]}"
+        assert said == "started\n"
+        for _ in range(2):
+            with Deck(state) as deck:
+                assert deck.status("bank").state is State.RUNNING
+                kept = {path.name: path.read_text() for path in (state / "workers/bank/secrets").iterdir()}
+                assert list(deck.spec("bank").command) == deck_scenario.sleeper(mark, "new" if is_new else "old")
+                assert kept == (NEW_SECRETS if is_new else OLD_SECRETS)
+                assert set(deck.spec("bank").secrets) == set(kept)
         with Deck(state) as deck:
             deck.stop_all()
             assert _processes(mark) == []

@@ -324,6 +324,17 @@ def test_a_changed_secret_value_is_a_changed_spec(state: Path) -> None:
         deck.stop_all()
 
 
+def test_a_worker_that_is_replaced_keeps_no_secret_that_it_no_longer_has(state: Path) -> None:
+    """Also when it has none any more."""
+    with Deck(state) as deck:
+        deck.start("alice", FOREVER, secrets={"ONE": "1", "TWO": "2"})
+        deck.start("alice", FOREVER, secrets={"TWO": "2"}, replace=True)
+        assert [path.name for path in (state / "workers/alice/secrets").iterdir()] == ["TWO"]
+        deck.start("alice", FOREVER, replace=True)
+        assert list((state / "workers/alice/secrets").iterdir()) == []
+        deck.stop_all()
+
+
 def test_secrets_reach_the_worker_and_nobody_else(state: Path) -> None:
     """A 0600 file in $CREDENTIALS_DIRECTORY, or env if asked; not in the registry, events, status or command line."""
     with Deck(state) as deck:

@@ -116,6 +116,15 @@ async def replaced(state: str, mark: str, _stranger: int) -> None:
         say("done")
 
 
+async def new_secrets(state: str, mark: str, _stranger: int) -> None:
+    """Give a worker another command and other secrets: one with a new value, one new, one gone."""
+    async with AsyncDeck(state) as deck:
+        await deck.start("bank", sleeper(mark, "old"), secrets={"KEPT": "old", "GONE": "old"})
+        say("started")
+        await deck.start("bank", sleeper(mark, "new"), secrets={"KEPT": "new", "MORE": "new"}, replace=True)
+        say("done")
+
+
 PLAIN = 40
 """More than one call of the C side starts."""
 
@@ -141,7 +150,8 @@ def wanted_alive(state: State) -> bool:
 
 
 if __name__ == "__main__":
-    role = {"before": before, "verbs": verbs, "many": many, "plain": plain, "replaced": replaced}[sys.argv[1]]
+    roles = (before, verbs, many, plain, replaced, new_secrets)
+    role = {role.__name__: role for role in roles}[sys.argv[1]]
     asyncio.run(role(sys.argv[2], sys.argv[3], int(sys.argv[4])))
     sys.stdout.flush()
     assert Path(sys.argv[2]).exists()

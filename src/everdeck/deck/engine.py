@@ -187,10 +187,12 @@ class Engine:
 
     # --- starting -----------------------------------------------------------------------------------------------
 
-    def prepare(self, name: WorkerName, spec: WorkerSpec) -> bool:
+    def prepare(self, name: WorkerName, spec: WorkerSpec, *, replacing_by: bytes | None = None) -> bool:
         """Make the directories (once) and put the secrets' files into place, each in one step.
 
-        True if there is more in it than directories, which a power cut must not take after an answer.
+        ``replacing_by`` is the spec as it will be recorded instead of the one that is: until then its secrets only lie
+        ready (:meth:`settle_secrets`). True if there is more in it than directories, which a power cut must not take
+        after an answer.
         """
         home = f"{self._workers}/{name}"
         special = spec.secrets or spec.user is not None or spec.sandbox.level == "strict"
@@ -205,12 +207,12 @@ class Engine:
                 for part in PARTS_OF_ALL:
                     os.mkdir(f"{home}/{part}", 0o700)  # noqa: PTH102
             if special:
-                self._furnish(Path(home), spec)
+                self._furnish(Path(home), spec, None if replacing_by is None else credentials.occasion_of(replacing_by))
         except OSError as err:
             raise _refused(err, Path(home)) from err
         return special
 
-    def _furnish(self, home: Path, spec: WorkerSpec) -> None:
+    def _furnish(self, home: Path, spec: WorkerSpec, occasion: str | None) -> None:
         """The rarer parts of a worker's home: what a crash left out, secrets, another account's rights.
 
         Only ``data`` is the account's. Everything else in here is ours, so that no name in it can be a worker's trap.
@@ -219,15 +221,28 @@ class Engine:
             (home / part).mkdir(mode=0o700, exist_ok=True)
         account = rights.furnish(spec, home, self.workers_dir.parent)
         uid = None if account is None else account.uid
-        credentials.keep(home / SECRETS, {key: secret.value for key, secret in spec.secrets.items()}, uid)
+        values = {key: secret.value for key, secret in spec.secrets.items()}
+        credentials.keep(home / SECRETS, values, uid, occasion)
         if uid is not None:
             # The worker's account must reach its own directories and nothing of the others.
             for directory in (self.workers_dir.parent, self.workers_dir, home):
                 directory.chmod(0o711)
 
-    def forget_stale_secrets(self, name: WorkerName, spec: WorkerSpec) -> None:
-        """Remove the files of secrets that the spec no longer has; call it when the spec is recorded."""
-        credentials.forget(self.home(name) / SECRETS, spec.secrets)
+    def settle_secrets(self, name: WorkerName, spec: WorkerSpec, spec_json: bytes) -> bool:
+        """Its spec is recorded: its secrets take their place, and those that it no longer has are removed.
+
+        False if it never had any.
+        """
+        folder = f"{self._workers}/{name}/{SECRETS}"
+        if not spec.secrets and not os.path.isdir(folder):  # noqa: PTH112 - on the way of every restart
+            return False
+        try:
+            credentials.settle(Path(folder), spec.secrets, credentials.occasion_of(spec_json))
+        except FileNotFoundError:  # somebody removed them all: the start that needs one says so
+            pass
+        except OSError as err:
+            raise _refused(err, Path(folder)) from err
+        return True
 
     def same_secrets(self, name: WorkerName, spec: WorkerSpec) -> bool:
         """Would :meth:`prepare` change any secret of the worker?"""

@@ -978,11 +978,12 @@ class Owner(MessageVerbs):
         worker.cancel_timer()
         if spec is None or not changed:
             return Launch(worker, EventKind.STARTED, worker.record.spec, worker.record)
-        parts.engine.prepare(name, spec)
+        spec_json = encoded_spec(spec)
+        parts.engine.prepare(name, spec, replacing_by=spec_json)
         # A new spec is a new attempt: what the old one did does not count against it.
         worker.record = replace(
             worker.record,
-            spec_json=encoded_spec(spec),
+            spec_json=spec_json,
             crashes=0,
             streak=0,
             crash_times=(),

@@ -233,9 +233,8 @@ class Starting:
             parts.engine.prepare(intent.name, spec)
         paths = reaching.to_ask_about(spec.command, spec.cwd) if spec.command else []
         may_hang = bool(paths) and not await reaching.reached(paths, spec.command[0])
-        if spec.secrets or order.before.spec.secrets:
-            # Only now: until the intent was recorded, a crash would have started the old spec with the old secrets.
-            parts.engine.forget_stale_secrets(intent.name, spec)
+        # Only now: until the intent was recorded, a crash would have started the old spec, and with the old secrets.
+        if parts.engine.settle_secrets(intent.name, spec, intent.spec_json):
             crash_point("start.secrets-settled")
         lock_fd = await self._lock_for(worker, order.before)
         if lock_fd is None:

@@ -9,6 +9,10 @@ The right to read is an entry in the file's access list (acl(5)), as systemd giv
 ownership would let the worker change the file, and a group may have other members. A file system without access lists
 leaves only ownership; the directory is the owner's all the same.
 
+A worker that gets another spec gets its new values first, beside the old ones (:func:`keep` with an ``occasion``), and
+they take their place when the new spec is recorded (:func:`settle`): whoever is killed in between leaves the old spec
+with the old values, or the new one with the new.
+
 See openat(2) O_NOFOLLOW, xattr(7), linux/posix_acl_xattr.h.
 """
 
@@ -17,6 +21,7 @@ import errno
 import os
 import stat
 import struct
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -30,13 +35,16 @@ _NOBODY_NAMED: Final = 0xFFFFFFFF
 _NO_LISTS: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
-def keep(folder: Path, values: Mapping[str, str | None], reader: int | None) -> None:
-    """Put every value into place in one step each, readable for this account too; None leaves a value as it is."""
+def keep(folder: Path, values: Mapping[str, str | None], reader: int | None, occasion: str | None = None) -> None:
+    """Put every value into place in one step each, readable for this account too; None leaves a value as it is.
+
+    With an ``occasion`` new values only lie ready, until they are settled for it.
+    """
     with _opened(folder) as folder_fd:
         _let_read(folder_fd, reader, directory=True)
         for name, value in values.items():
             if value is not None:
-                _write(folder_fd, name, value.encode(), reader)
+                _write(folder_fd, name if occasion is None else _lying_ready(name, occasion), value.encode(), reader)
             else:
                 with contextlib.suppress(FileNotFoundError):  # the start that needs it says so
                     fd = _open_file(folder_fd, name)
@@ -44,6 +52,11 @@ def keep(folder: Path, values: Mapping[str, str | None], reader: int | None) -> 
                         _let_read(fd, reader, directory=False)
                     finally:
                         os.close(fd)
+
+
+def occasion_of(spec_json: bytes) -> str:
+    """What values that come with this spec lie ready for: the spec as it is stored, which does not hold them."""
+    return f"{zlib.crc32(spec_json):08x}"
 
 
 def read(folder: Path, name: str) -> bytes:
@@ -61,11 +74,22 @@ def names(folder: Path) -> set[str]:
         return set()
 
 
-def forget(folder: Path, wanted: Iterable[str]) -> None:
-    """Remove everything but the wanted secrets. What cannot be removed now is removed with the next start."""
-    with contextlib.suppress(OSError), _opened(folder) as folder_fd:
-        for stale in set(os.listdir(folder_fd)) - set(wanted):  # noqa: PTH208 - of a descriptor
-            _remove(folder_fd, stale)
+def settle(folder: Path, wanted: Iterable[str], occasion: str) -> None:
+    """Put what lies ready for this occasion into place, and remove everything but the wanted secrets.
+
+    What lies ready for another one was never recorded. What cannot be removed now is removed with the next start.
+    """
+    with _opened(folder) as folder_fd:
+        lying = set(os.listdir(folder_fd))  # noqa: PTH208 - of a descriptor
+        for name in wanted:
+            ready = _lying_ready(name, occasion)
+            if ready in lying:
+                os.rename(ready, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+                crash_point("replace.secret-settled")
+                lying.discard(ready)
+        for stale in lying - set(wanted):
+            with contextlib.suppress(OSError):
+                _remove(folder_fd, stale)
 
 
 @contextlib.contextmanager
@@ -151,6 +175,10 @@ def _remove(folder_fd: int, name: str) -> None:
         import shutil  # noqa: PLC0415 - with every format of archives; few workers have secrets to forget
 
         shutil.rmtree(name, dir_fd=folder_fd, ignore_errors=True)
+
+
+def _lying_ready(name: str, occasion: str) -> str:
+    return f".{name}.{occasion}.new"
 
 
 def _is_temporary(name: str) -> bool:
