@@ -30,8 +30,7 @@ ON CONFLICT (name) DO UPDATE SET
 
 -- name: save_started
 -- Only what a start changes: the row with its spec was written with the intent.
-UPDATE workers SET phase = ?, boot_id = ?, pid = ?, start_ticks = ?, pidfd_inode = ?, cgroup = ?, started_at = ?,
-                   restarts = ?
+UPDATE workers SET phase = ?, boot_id = ?, pid = ?, start_ticks = ?, pidfd_inode = ?, cgroup = ?, started_at = ?
 WHERE name = ?;
 
 -- name: delete_worker

@@ -813,7 +813,6 @@ def _started_row(record: WorkerRecord) -> tuple[Any, ...]:
         identity.pidfd_inode,
         record.cgroup,
         record.started_at,
-        record.restarts,
         record.name,
     )
 
