@@ -117,6 +117,7 @@ FIRST = b'{"command":["first"],"env":{"A":"1"},"labels":{"x":"y"}}'
 
 
 def record_of(spec_json: bytes) -> WorkerRecord:
+    """A worker with this spec."""
     return WorkerRecord(WorkerName("w"), spec_json, "stopped", State.STOPPED, Cookie("c"))
 
 
