@@ -7,6 +7,7 @@ the worker that imports it. Each test asks a fresh interpreter for its ``sys.mod
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,17 @@ def loaded_by(statement: str) -> set[str]:
 def packages(modules: set[str]) -> set[str]:
     """The top-level packages of these modules."""
     return {module.partition(".")[0] for module in modules}
+
+
+def test_contributors_are_told_the_layers_that_are_checked() -> None:
+    """CONTRIBUTING.md lists them as import-linter reads them."""
+    root = Path(__file__).parents[2]
+    contracts = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["id"] == "layers")
+
+    told = (root / "CONTRIBUTING.md").read_text().partition("Imports point down only:")[2].split("```")[1]
+
+    assert told.split("\n")[1:-1] == [layer.strip("()") for layer in layers]
 
 
 def test_a_worker_that_imports_child_loads_no_event_loop_no_database_and_no_deck() -> None:
