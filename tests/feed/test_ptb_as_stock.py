@@ -24,6 +24,7 @@ from telegram.ext import (
     ContextTypes,
     ConversationHandler,
     MessageHandler,
+    PicklePersistence,
     filters,
 )
 
@@ -497,6 +498,72 @@ def test_the_persistence_is_committed_with_the_update(apps: Apps) -> None:
     asyncio.run(life("begin", 1))
     asyncio.run(life("Bob", 2))
     assert apps.seen == ["start", ("Bob", "name")]
+
+
+def test_the_next_life_finds_what_it_would_find_in_a_pickle(apps: Apps) -> None:
+    """Data of chats, users and the bot, objects of the library in it, what was dropped, and a conversation."""
+
+    async def life(kind: str, texts: list[str]) -> list[Any]:
+        stock = PicklePersistence(apps.directory / "pickle")
+        persistence = stock if kind == "stock" else Persistence()
+        app = made(apps, kind, apps.builder().persistence(persistence))
+
+        async def on_note(update: Update, context: Any) -> int:
+            context.chat_data.setdefault("texts", []).append(update.effective_message.text)  # type: ignore[union-attr]
+            context.user_data["who"] = update.effective_user
+            context.bot_data["last"] = update.effective_message.text  # type: ignore[union-attr]
+            apps.saw("note")
+            return 1
+
+        async def on_forget(update: Update, context: Any) -> int:
+            context.application.drop_user_data(update.effective_user.id)  # type: ignore[union-attr]
+            apps.saw("forget")
+            return ConversationHandler.END
+
+        async def on_slow(_update: Update, _context: Any) -> int:
+            apps.saw("slow")
+            return 2
+
+        app.add_handler(
+            ConversationHandler(
+                [MessageHandler(filters.Regex("^note"), on_note)],
+                {
+                    1: [
+                        MessageHandler(filters.Regex("^forget"), on_forget),
+                        MessageHandler(filters.Regex("^slow"), on_slow, block=False),
+                    ]
+                },
+                [],
+                name="it's \u00fcber",
+                persistent=True,
+            )
+        )
+        apps._more, before = asyncio.Event(), len(apps.seen)
+        for chat, text in enumerate(texts, 1):
+            for part in text.split():
+                apps.server.say(part, chat_id=chat)
+        async with apps.polling(app):
+            found = [
+                dict(app.chat_data),
+                {user: {name: known.id for name, known in data.items()} for user, data in app.user_data.items()},
+                {known.get_bot() is app.bot for data in app.user_data.values() for known in data.values()},
+                dict(app.bot_data),
+                await persistence.get_conversations("it's \u00fcber"),
+            ]
+            await apps.until(lambda: len(apps.seen) == before + sum(len(text.split()) for text in texts))
+        return found
+
+    found = {}
+    for kind in ("stock", "durable"):
+        asyncio.run(life(kind, ["note1", "note2 forget", "note3 slow"]))
+        found[kind] = asyncio.run(life(kind, []))
+    assert found["durable"] == found["stock"]
+    chats, users, its_own, bot, states = found["durable"]
+    assert chats[2] == {"texts": ["note2"]}
+    assert users[1] == {"who": 1}
+    assert its_own == {True}
+    assert bot == {"last": "note3"}
+    assert states == {(1, 1): 1, (3, 3): 2}
 
 
 def test_with_the_outbox_a_repeated_handler_sends_nothing_twice(apps: Apps) -> None:

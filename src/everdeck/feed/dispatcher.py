@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -31,7 +31,7 @@ from everdeck.errors import FeedClosed, FeedError, InboxUnavailable
 from everdeck.feed.blame import WATCHED_AT_ONCE, Charge, Suspicion, deaths_that_convict
 from everdeck.feed.handling import Listener as Listener  # noqa: PLC0414 - also found here by those who dispatch
 from everdeck.feed.handling import is_news, retry_after_of, tell
-from everdeck.feed.inbox import Row, Stream
+from everdeck.feed.inbox import Leaving, Row, Stream
 from everdeck.feed.lanes import LaneKey, Lanes
 from everdeck.feed.ledger import DONE, RUNNING, SLOTS, End, Ledger, Witness, unnamed
 from everdeck.feed.policy import DEFAULT, FeedPolicy
@@ -67,6 +67,34 @@ class _Outcome(Enum):
 _DONE, _RETRY, _DEAD, _HANDED_BACK = _Outcome
 
 
+class Rememberer(Protocol):
+    """Who remembers values between updates: :class:`everdeck.feed.memory.Memory`."""
+
+    kind: str
+
+    def written(self, change: "Change") -> None:
+        """It is committed."""
+
+    def undo(self, change: "Change") -> None:
+        """It will never be."""
+
+
+class Change(msgspec.Struct, eq=False, frozen=True):
+    """A value that is remembered, or forgotten (None); ``before`` is what nobody had committed yet when it was set."""
+
+    by: Rememberer
+    key: str
+    value: bytes | None
+    before: tuple[bytes | None, int] | None
+
+    def write(self, connection: Any) -> None:
+        """Alone, inside a transaction."""
+        if self.value is None:
+            connection.execute(SQL["memory_drop"], (self.by.kind, self.key))
+        else:
+            connection.execute(SQL["memory_set"], (self.by.kind, self.key, self.value))
+
+
 class Item(msgspec.Struct, eq=False):
     """One delivered thing, being worked on. Give it exactly one outcome: done, failed, set aside or handed back.
 
@@ -96,8 +124,7 @@ class Item(msgspec.Struct, eq=False):
     begun_at: float | None = None
     told_minutes: int = 0
     deeds: list[Callable[[Any], None]] | None = None
-    undo: list[Callable[[], None]] | None = None
-    after: list[Callable[[], None]] | None = None
+    changes: list[Change] | None = None
     sends: "Counter[str] | None" = None
 
     def __repr__(self) -> str:
@@ -149,26 +176,22 @@ class Item(msgspec.Struct, eq=False):
         """Nobody will finish it in this run; the attempt is not counted."""
         await self._settle(_Outcome.HANDED_BACK)
 
-    def with_ack(
-        self,
-        deed: Callable[[Any], None],
-        *,
-        undo: Callable[[], None] | None = None,
-        after: Callable[[], None] | None = None,
-    ) -> None:
-        """Write ``deed(connection)`` in the commit that finishes this item, and call ``after()`` then.
-
-        ``undo()`` is called if it is not finished now: it failed, or was handed back.
-        """
+    def with_ack(self, deed: Callable[[Any], None]) -> None:
+        """Write ``deed(connection)`` in the commit that finishes this item."""
         self.deeds = [*(self.deeds or ()), deed]
-        self.undo = [*(self.undo or ()), *(() if undo is None else (undo,))]
-        self.after = [*(self.after or ()), *(() if after is None else (after,))]
+
+    def change(self, change: Change) -> None:
+        """Write this in the commit that finishes this item; it is undone if it is not finished now."""
+        if self.changes is None:
+            self.changes = [change]
+        else:
+            self.changes.append(change)
 
     def acked_now(self) -> None:
         """The commit that finishes it has happened."""
-        after, self.deeds, self.undo, self.after = self.after, None, None, None
-        for act in after or ():
-            act()
+        changes, self.deeds, self.changes = self.changes, None, None
+        for change in changes or ():
+            change.by.written(change)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -222,7 +245,10 @@ class Item(msgspec.Struct, eq=False):
         if self.acked or self.deeds is not None or self not in dispatcher.in_flight:
             dispatcher.settle(self, _DONE, None, 0.0)
         else:
-            dispatcher.words[self.slot] = self.seq << 3 | DONE
+            if self.changes is None:
+                dispatcher.words[self.slot] = self.seq << 3 | DONE
+            else:  # it is finished only by the commit that has them
+                dispatcher.hurry()
             self.outcome = _DONE
             dispatcher.finished.append(self)
             if len(dispatcher.finished) == 1:
@@ -241,9 +267,11 @@ class Item(msgspec.Struct, eq=False):
             self._dispatcher.settle(self, outcome, "it did not end when it was cancelled", 0.0)
 
     def write_deeds(self, connection: Any) -> None:
-        """What was promised to :meth:`with_ack`."""
+        """What was promised to :meth:`with_ack` and :meth:`change`."""
         for deed in self.deeds or ():
             deed(connection)
+        for change in self.changes or ():
+            change.write(connection)
 
     async def _settle(self, outcome: _Outcome, error: str | None = None, due_in: float = 0.0) -> None:
         self._dispatcher.stream.inbox.store.refuse_inside()
@@ -508,19 +536,19 @@ class Dispatcher:
             item.end(FeedClosed(f"{item!r}: the feed was closed; it comes again"))
             return
         if outcome is not _DONE:
-            for undo in reversed(item.undo or ()):
-                undo()
+            for change in reversed(item.changes or ()):
+                change.by.undo(change)
         if outcome is _HANDED_BACK or item.acked:
             self.ledger.forget(item.seq)
-        elif outcome is _DONE and item.deeds is None:
-            self.ledger.finish(item.seq)  # with deeds it is finished only by the commit that has them
+        elif outcome is _DONE and item.deeds is None and item.changes is None:
+            self.ledger.finish(item.seq)  # with them it is finished only by the commit that has them
         self._leave(item)
         if outcome is _HANDED_BACK:
             item.end()  # nothing of it was ever written
         else:
             self._settlements.append(item)
             self._outcome_came.set()
-            if outcome is not _DONE or item.deeds is not None:
+            if outcome is not _DONE or item.deeds is not None or item.changes is not None:
                 self._hurry.set()
 
     def hurry(self) -> None:
@@ -761,7 +789,7 @@ class Dispatcher:
             if not group:  # all of them left with a batch while we waited for our turn
                 return
             if all(map(_is_plain, group)):
-                self._write_done(connection, [item.seq for item in group])
+                self._write_done(connection, group)
             else:
                 self.stream.inbox.store.whole(write_each)
 
@@ -782,21 +810,22 @@ class Dispatcher:
             self._committing = []
             raise
 
-    def _write_done(self, connection: Any, done: list[int]) -> None:
+    def _write_done(self, connection: Any, done: Sequence[Item]) -> None:
         """One statement; nearly always they are neighbours."""
-        first, last, seqs, count = _as_written(done)
-        if seqs is None:
+        first, last, seqs, count, changes, values = _as_written(done)
+        if seqs is None and changes is None:
             connection.executemany(SQL["acks_add_plain"], ((first, last, self.stream.number),))
         else:
-            connection.executemany(SQL["acks_add"], ((seqs, count, self.stream.number),))
+            leaving = (first, last, seqs, count)
+            connection.executemany(SQL["acks_add"], ((*leaving, changes, values, self.stream.number),))
 
-    def board(self) -> tuple[int, int, str | None, int] | None:
+    def board(self) -> Leaving | None:
         """See :class:`everdeck.feed.inbox.Rider`."""
         self.let_finished_go()
         if not self._settlements or not all(map(_is_plain, self._settlements)):
             return None
         self._committing, self._settlements = self._settlements, []
-        return _as_written([item.seq for item in self._committing])
+        return _as_written(self._committing)
 
     def arrive(self) -> None:
         """As above."""
@@ -818,7 +847,7 @@ class Dispatcher:
         self.ledger.forget_all(item.seq for item in group)
         for item in group:
             if item.outcome is _DONE:
-                if item.deeds is not None:
+                if item.deeds is not None or item.changes is not None:
                     item.acked_now()
                 if item._waiters is None:  # noqa: SLF001 - as item.end() below, for nearly every item
                     item._over = True  # noqa: SLF001
@@ -833,14 +862,14 @@ class Dispatcher:
         self._wake.set()
 
     def _write_outcomes(self, connection: Any, group: Sequence[Item]) -> None:
-        done = [item.seq for item in group if item.outcome is _DONE and not item.acked]
+        done = [item for item in group if item.outcome is _DONE and not item.acked]
         if done:
             self._write_done(connection, done)
         for item in group:
             if item.outcome is not _DONE:
                 self._write_unfinished(connection, item)
-            elif item.deeds is not None:
-                item.write_deeds(connection)
+            for deed in item.deeds or () if item.outcome is _DONE else ():
+                deed(connection)
 
     def _write_unfinished(self, connection: Any, item: Item) -> None:
         now = self.stream.inbox.store.clock()
@@ -880,16 +909,41 @@ def _nothing() -> None:
 
 
 def _is_plain(item: Item) -> bool:
-    """Is it only to be removed?"""
+    """Is it only to be removed, and what it has changed to be remembered?"""
     return item.outcome is _DONE and item.deeds is None and not item.acked
 
 
-def _as_written(done: list[int]) -> tuple[int, int, str | None, int]:
-    """The first and the last of neighbours; or an empty range and all of them; and how many they are."""
-    first, last = min(done), max(done)
-    if last - first + 1 == len(done):
-        return first, last, None, len(done)
-    return 1, 0, numbers(done), len(done)
+def _as_written(done: Sequence[Item]) -> Leaving:
+    """The first and the last of neighbours; or an empty range and all of them; how many; and what they have changed.
+
+    Of many changes of one value only the last one is written.
+    """
+    seqs = [item.seq for item in done]
+    first, last, count = min(seqs), max(seqs), len(seqs)
+    newest: dict[str, dict[str, bytes | None]] = {}
+    for item in done:
+        for change in item.changes or ():
+            newest.setdefault(change.by.kind, {})[change.key] = change.value
+    changes, values = _as_remembered(newest) if newest else (None, b"")
+    if last - first + 1 == count:
+        return first, last, None, count, changes, values
+    return 1, 0, numbers(seqs), count, changes, values
+
+
+def _as_remembered(newest: dict[str, dict[str, bytes | None]]) -> tuple[str, bytes]:
+    """As at_once.sql takes it: where each value begins in the blob, and its length."""
+    places: dict[str, dict[str, int | None]] = {}
+    values, begin = [], 1
+    for kind, by_key in newest.items():
+        of_kind = places[kind] = {}
+        for key, value in by_key.items():
+            if value is None:
+                of_kind[key] = None
+            else:
+                of_kind[key] = begin << 31 | len(value)
+                begin += len(value)
+                values.append(value)
+    return msgspec.json.encode(places).decode(), b"".join(values)
 
 
 def _text(error: BaseException | str) -> str:

@@ -675,11 +675,16 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     charges: int
 
 
+# What is done and leaves the file: the first and the last of numbers that follow each other, or all of them as a JSON
+# array; how many they are; and what they want to be remembered, as JSON and a blob of values (at_once.sql).
+Leaving: TypeAlias = tuple[int, int, str | None, int, str | None, bytes]
+
+
 class Rider(Protocol):
     """Who has outcomes that may be written together with a batch; all of it in the writer's turn."""
 
-    def board(self) -> tuple[int, int, str | None, int] | None:
-        """What is done, if nothing else has to be written of it: first and last number, or all of them, and how many.
+    def board(self) -> Leaving | None:
+        """What is done, if nothing else has to be written of it.
 
         Then exactly one of the next two is called.
         """
@@ -691,8 +696,8 @@ class Rider(Protocol):
         """It is not."""
 
 
-# See at_once.sql: an empty range, no list.
-_NONE_DONE: Final = (1, 0, None, 0)
+# See at_once.sql: an empty range, no list, nothing to remember.
+_NONE_DONE: Final[Leaving] = (1, 0, None, 0, None, b"")
 
 
 class _Written(NamedTuple):

@@ -4,14 +4,21 @@ A conversation's state that is kept elsewhere (Redis, a pickle) is written at an
 the update comes again and finds the state that it has already set, and "Bob" is stored as the age. Here what a
 handler writes is seen by everybody at once, as with any storage, and is committed with the ack of its update; an
 attempt that fails takes it back.
+
+One process works from a file at a time, so what was read or committed lately is still what the file says: it is kept at
+hand, is not read again, and is not written again if it is the same.
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 from everdeck.feed import last_words
-from everdeck.feed.dispatcher import Item
+from everdeck.feed.dispatcher import Change, Item
 from everdeck.feed.inbox import Inbox
-from everdeck.feed.store import SQL
+
+# What is kept at hand, and what an entry takes beside its value.
+AT_HAND_BYTES: Final = 1_000_000
+ENTRY_BYTES: Final = 250
 
 
 class Memory:
@@ -22,6 +29,8 @@ class Memory:
         self._inbox: Inbox | None = None
         self._newer: dict[str, tuple[bytes | None, int]] = {}  # what is not committed yet, with how many writes wait
         self._early: dict[str, bytes | None] = {}
+        self._at_hand: dict[str, bytes | None] = {}  # what the file says, as far as it was read or written lately
+        self._at_hand_bytes = 0
 
     async def live_in(self, inbox: Inbox) -> None:
         """The inbox is open: what was written before is written now."""
@@ -34,6 +43,8 @@ class Memory:
         """The inbox is about to be closed."""
         self._inbox = None
         self._newer.clear()
+        self._at_hand.clear()
+        self._at_hand_bytes = 0
 
     def get(self, key: str) -> bytes | None:
         """The value, as everybody sees it now."""
@@ -41,8 +52,12 @@ class Memory:
             return self._newer[key][0]
         if self._inbox is None:
             return self._early.get(key)
+        if key in self._at_hand:
+            return self._at_hand[key]
         found = self._inbox.store.read("memory_get", self.kind, key)
-        return found[0][0] if found else None
+        value: bytes | None = found[0][0] if found else None
+        self._keep_at_hand(key, value)
+        return value
 
     def all(self) -> Iterator[tuple[str, bytes]]:
         """Every key and value."""
@@ -59,37 +74,63 @@ class Memory:
             self._early[key] = value
             return
         found = item or last_words.current.get()
-        before = self.get(key)
-        self._newer[key] = (value, self._newer.get(key, (None, 0))[1] + 1)
         if isinstance(found, Item) and not found.settled and not found.acked:
-            found.with_ack(
-                lambda connection: self._write(connection, key, value),
-                undo=lambda: self._undo(key, value, before),
-                after=lambda: self._written(key),
-            )
-        else:
-            try:
-                await self._inbox.store.write(lambda connection: self._write(connection, key, value))
-            finally:
-                self._written(key)
+            self.set_with_ack(key, value, found)
+            return
+        self._newer[key] = (value, self._newer.get(key, (None, 0))[1] + 1)
+        change = Change(self, key, value, None)
+        try:
+            await self._inbox.store.write(change.write, then=lambda _: self._keep_at_hand(key, value))
+        finally:
+            self._wrote(key)
 
-    def _write(self, connection: object, key: str, value: bytes | None) -> None:
-        execute = connection.execute  # type: ignore[attr-defined]  # only the store may name SQLite
-        if value is None:
-            execute(SQL["memory_drop"], (self.kind, key))
+    def set_with_ack(self, key: str, value: bytes | None, item: Item) -> None:
+        """Remember a value when this item is finished; it has no outcome yet and is not acked."""
+        before = self._newer.get(key)
+        if before is None:
+            # Only what is committed is no news: what somebody else has yet to commit may be taken back.
+            if key in self._at_hand and self._at_hand[key] == value:
+                return
+            self._newer[key] = (value, 1)
         else:
-            execute(SQL["memory_set"], (self.kind, key, value))
+            self._newer[key] = (value, before[1] + 1)
+        item.change(Change(self, key, value, before))
 
-    def _written(self, key: str) -> None:
+    # --- for the dispatcher ---
+
+    def written(self, change: Change) -> None:
+        """It is committed."""
+        self._keep_at_hand(change.key, change.value)
+        self._wrote(change.key)
+
+    def undo(self, change: Change) -> None:
+        """It will never be."""
+        now, writes = self._newer.get(change.key, (None, 0))
+        if writes <= 1:
+            self._newer.pop(change.key, None)
+        elif change.before is not None and now == change.value:
+            self._newer[change.key] = (change.before[0], writes - 1)
+        else:  # somebody else has written after us: his word stands
+            self._newer[change.key] = (now, writes - 1)
+
+    # --- helpers ---
+
+    def _wrote(self, key: str) -> None:
         value, writes = self._newer.get(key, (None, 0))
         if writes > 1:
             self._newer[key] = (value, writes - 1)
         else:
             self._newer.pop(key, None)
 
-    def _undo(self, key: str, value: bytes | None, before: bytes | None) -> None:
-        now, writes = self._newer.get(key, (None, 0))
-        if writes <= 1:
-            self._newer.pop(key, None)
-        else:  # somebody else has written too: his word stands unless he wrote before us
-            self._newer[key] = (before if now == value else now, writes - 1)
+    def _keep_at_hand(self, key: str, value: bytes | None) -> None:
+        """What has not been read or written for the longest time makes room."""
+        at_hand = self._at_hand
+        if self._inbox is None:  # it was left meanwhile
+            return
+        if key in at_hand:
+            self._at_hand_bytes -= ENTRY_BYTES + len(at_hand.pop(key) or b"")
+        at_hand[key] = value
+        self._at_hand_bytes += ENTRY_BYTES + len(value or b"")
+        while self._at_hand_bytes > AT_HAND_BYTES:
+            oldest = next(iter(at_hand))
+            self._at_hand_bytes -= ENTRY_BYTES + len(at_hand.pop(oldest) or b"")

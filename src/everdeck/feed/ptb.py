@@ -21,10 +21,10 @@ import logging
 import pickle
 from datetime import timedelta
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
-from telegram import Update
+from telegram import TelegramObject, Update
 from telegram.error import BadRequest, ChatMigrated, Conflict, Forbidden, RetryAfter, TelegramError, TimedOut
 from telegram.ext import (
     Application,
@@ -313,7 +313,7 @@ class Durable:
         else:
             if work is not coroutine:
                 coroutine.close()  # a processor of the user's may have decided not to run it; that is an outcome too
-            if not handout.tasks and handout.error is None and self.app.persistence is None and not handout.late:
+            if not handout.tasks and handout.error is None and not handout.late and self._is_persisted(item):
                 # As below, in fewer steps: this is nearly every update.
                 item.settle_as_done()
                 polling = self.polling
@@ -414,8 +414,17 @@ class Durable:
             handout.error = context.error
         log.error("No error handlers are registered, logging exception.", exc_info=context.error)
 
+    def _is_persisted(self, item: Item) -> bool:
+        """Is nothing to be written, or does what has changed go with the ack?"""
+        persistence = self.app.persistence
+        if persistence is None:
+            return True
+        return type(persistence) is Persistence and not item.acked and persistence.note_changes(self.app, item)
+
     async def _persisted(self, item: Item) -> None:
         """Write the persistence; those who finish while it is being written share the next writing."""
+        if self._is_persisted(item):
+            return
         persistence = self.app.persistence
         if isinstance(persistence, Persistence):
             token = last_words.current.set(item)  # what it writes is committed with this item
@@ -620,6 +629,51 @@ class Persistence(BasePersistence[Any, Any, Any]):
         super().__init__(store_data=store_data, update_interval=60)
         self._memories = {kind: Memory(f"ptb:{kind}") for kind in ("user", "chat", "bot", "callback", "conversation")}
 
+    def note_changes(self, app: Any, item: Item) -> bool:
+        """Let what ``app.update_persistence()`` would write be committed with this item; False: it has to do that.
+
+        The library makes a copy of everything and a task for each part of it, which costs more than an update. What is
+        pickled at once needs neither. What cannot be pickled (a ``block=False`` handler of a conversation that has not
+        ended is such a thing) is the library's to deal with, and so is everything if its private notes look different.
+        """
+        kinds, accessed = self.store_data, []
+        try:
+            chats, users, conversations = _notes_of(app)
+            changes = self._of_the_bot(app)
+            if kinds.chat_data:
+                changes += self._of_each("chat", chats, app.chat_data)
+            if kinds.user_data:
+                changes += self._of_each("user", users, app.user_data)
+            for name, states in conversations.items():
+                items = states.pop_accessed_write_items()
+                accessed += [(states, key) for key, _ in items]
+                for key, state in items:
+                    value = None if state is states.DELETED else self._written((name, key, state))
+                    changes.append(("conversation", _conversation(name, key), value))
+        except Exception:  # noqa: BLE001 - whatever it is, the library meets it too, and tells of it in its own way
+            for states, key in accessed:
+                states.mark_as_accessed(key)
+            return False
+        for wanted, noted in ((kinds.chat_data, chats), (kinds.user_data, users)):
+            for ids in noted if wanted else ():
+                ids.clear()
+        for kind, key, value in changes:
+            self._memories[kind].set_with_ack(key, value, item)
+        return True
+
+    def _of_the_bot(self, app: Any) -> "list[_Noted]":
+        changes: list[_Noted] = []
+        if self.store_data.bot_data:
+            changes.append(("bot", "bot", self._written(app.bot_data)))
+        if self.store_data.callback_data and app.bot.callback_data_cache is not None:
+            changes.append(("callback", "callback", self._written(app.bot.callback_data_cache.persistence_data)))
+        return changes
+
+    def _of_each(self, kind: str, noted: "tuple[set[int], set[int]]", data: Any) -> "list[_Noted]":
+        touched, gone = noted
+        changes: list[_Noted] = [(kind, str(one), self._written(data[one])) for one in touched if one not in gone]
+        return changes + [(kind, str(one), None) for one in gone] if gone else changes
+
     async def live_in(self, inbox: Any) -> None:
         """The inbox is open."""
         for memory in self._memories.values():
@@ -672,7 +726,7 @@ class Persistence(BasePersistence[Any, Any, Any]):
     async def update_conversation(self, name: str, key: Any, new_state: object | None) -> None:
         """As in the base class."""
         value = None if new_state is None else self._written((name, key, new_state))
-        await self._memories["conversation"].set(f"{name} {key!r}", value)
+        await self._memories["conversation"].set(_conversation(name, key), value)
 
     async def drop_user_data(self, user_id: int) -> None:
         """As in the base class."""
@@ -695,13 +749,54 @@ class Persistence(BasePersistence[Any, Any, Any]):
         """Everything is written when it is changed."""
 
     def _written(self, data: Any) -> bytes:
-        # As PicklePersistence does: a bot inside the data becomes a name for it.
+        if not data and type(data) is dict:  # nearly all of what the library wants written, because it was looked at
+            return _EMPTY
         file = io.BytesIO()
+        try:
+            _PlainPickler(file, pickle.HIGHEST_PROTOCOL).dump(data)
+        except _OfTheLibraryError:
+            file = io.BytesIO()
+        else:
+            return file.getvalue()
+        # As PicklePersistence does: a bot inside the data becomes a name for it.
         _BotPickler(self.bot, file, protocol=pickle.HIGHEST_PROTOCOL).dump(data)
         return file.getvalue()
 
     def _read(self, value: bytes) -> Any:
         return _BotUnpickler(self.bot, io.BytesIO(value)).load()
+
+
+_Noted: TypeAlias = tuple[str, str, bytes | None]  # kind, key, value
+_EMPTY: Final = pickle.dumps({}, pickle.HIGHEST_PROTOCOL)
+
+
+class _OfTheLibraryError(Exception):
+    """An object of the library's, which it pickles in its own way."""
+
+
+class _PlainPickler(pickle.Pickler):
+    """Writes what the library's own would, as long as nothing of the library's is in it: that asks about each object.
+
+    This one is asked only about objects of classes (:meth:`pickle.Pickler.reducer_override`).
+    """
+
+    def reducer_override(self, obj: object) -> Any:
+        if isinstance(obj, TelegramObject):
+            raise _OfTheLibraryError
+        return NotImplemented
+
+
+def _notes_of(app: Any) -> "tuple[tuple[set[int], set[int]], tuple[set[int], set[int]], dict[str, Any]]":
+    """The library's private notes: which chats and users were touched and are gone, and the conversations."""
+    return (
+        (app._chat_ids_to_be_updated_in_persistence, app._chat_ids_to_be_deleted_in_persistence),  # noqa: SLF001
+        (app._user_ids_to_be_updated_in_persistence, app._user_ids_to_be_deleted_in_persistence),  # noqa: SLF001
+        app._conversation_handler_conversations,  # noqa: SLF001
+    )
+
+
+def _conversation(name: str, key: Any) -> str:
+    return f"{name} {key!r}"
 
 
 # --- the outbox -----------------------------------------------------------------------------------------------------

@@ -34,11 +34,11 @@ END;
 -- The same where all of it is plain: numbers that follow each other, one epoch, and no id twice (the index of what was
 -- seen refuses that). Taking a row apart with ->> reads the whole row each time, so here each column is an array of its
 -- own: half of the cost. Where a payload begins is told for each of them, and for the one that would come next.
--- Items that are done leave in the same statement: the first and the last of numbers that follow each other, or all of
--- them as a JSON array, and how many they are.
+-- Items that are done leave in the same statement, as below.
 CREATE TEMP VIEW everdeck_plain_batch AS
 SELECT 0 AS first_seq, 0 AS stream, 0 AS stored_at, '' AS ids, '' AS keys, '' AS begins, x'' AS payloads, x'' AS digests,
-       NULL AS cursor, 0 AS confirmed, 0 AS floor, 0 AS epoch, 0 AS done_first, 0 AS done_last, '' AS done_seqs, 0 AS done;
+       NULL AS cursor, 0 AS confirmed, 0 AS floor, 0 AS epoch, 0 AS done_first, 0 AS done_last, '' AS done_seqs, 0 AS done,
+       '' AS changes, x'' AS remembered;
 
 CREATE TEMP TRIGGER everdeck_plain_batch_add INSTEAD OF INSERT ON everdeck_plain_batch
 BEGIN
@@ -59,18 +59,40 @@ BEGIN
     SET phase = 'live', cursor = new.cursor, confirmed = new.confirmed, floor = new.floor, epoch = new.epoch,
         stored_at = new.stored_at, last_batch = new.first_seq, done = done + new.done
     WHERE id = new.stream;
+
+    INSERT INTO everdeck_memory (kind, key, value)
+    SELECT k.key, c.key, substr(new.remembered, c.value >> 31, c.value & 0x7fffffff)
+    FROM json_each(new.changes) AS k, json_each(k.value) AS c WHERE c.value IS NOT NULL
+    ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value;
+
+    DELETE FROM everdeck_memory WHERE (kind, key) IN (
+        SELECT k.key, c.key FROM json_each(new.changes) AS k, json_each(k.value) AS c WHERE c.value IS NULL
+    );
 END;
 
--- Items that are done: their numbers as a JSON array, and how many they are; or the first and the last of numbers that
--- follow each other.
-CREATE TEMP VIEW everdeck_ack AS SELECT '' AS seqs, 0 AS count, 0 AS stream;
+-- Items that are done: the first and the last of numbers that follow each other, or all of them as a JSON array, and how
+-- many they are. And what they have changed in what is remembered: by kind and key, where the value begins in the blob
+-- and its length (one number, begin << 31 | length: half of the cost of two), or null to forget it.
+CREATE TEMP VIEW everdeck_ack AS
+SELECT 0 AS first, 0 AS last, '' AS seqs, 0 AS count, '' AS changes, x'' AS remembered, 0 AS stream;
 
 CREATE TEMP TRIGGER everdeck_ack_add INSTEAD OF INSERT ON everdeck_ack
 BEGIN
+    DELETE FROM everdeck_item WHERE seq BETWEEN new.first AND new.last;
     DELETE FROM everdeck_item WHERE seq IN (SELECT value FROM json_each(new.seqs));
     UPDATE everdeck_stream SET done = done + new.count WHERE id = new.stream;
+
+    INSERT INTO everdeck_memory (kind, key, value)
+    SELECT k.key, c.key, substr(new.remembered, c.value >> 31, c.value & 0x7fffffff)
+    FROM json_each(new.changes) AS k, json_each(k.value) AS c WHERE c.value IS NOT NULL
+    ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value;
+
+    DELETE FROM everdeck_memory WHERE (kind, key) IN (
+        SELECT k.key, c.key FROM json_each(new.changes) AS k, json_each(k.value) AS c WHERE c.value IS NULL
+    );
 END;
 
+-- The same where there is nothing more than that to write.
 CREATE TEMP VIEW everdeck_plain_ack AS SELECT 0 AS first, 0 AS last, 0 AS stream;
 
 CREATE TEMP TRIGGER everdeck_plain_ack_add INSTEAD OF INSERT ON everdeck_plain_ack

@@ -1,0 +1,118 @@
+"""What is remembered between updates is committed with the ack of the update that changed it, or not at all."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from everdeck.feed import Dispatcher, Inbox, Item, Record
+from everdeck.feed.memory import AT_HAND_BYTES, Memory
+
+
+@asynccontextmanager
+async def at_work(path: Path, records: int) -> AsyncIterator[tuple[Memory, list[Item]]]:
+    """A memory, and items whose handlers run."""
+    async with Inbox(path) as inbox:
+        stream = inbox.stream("s")
+        await stream.begin()
+        dispatcher = Dispatcher(stream)
+        await dispatcher.open()
+        await stream.store([Record(number, b"{}") for number in range(records)])
+        memory = Memory("kind")
+        await memory.live_in(inbox)
+        yield memory, await dispatcher.take() if records else []
+        await dispatcher.stop()
+        memory.leave()
+
+
+def remembered(path: Path) -> dict[str, bytes]:
+    """What the file says, by another connection."""
+    with sqlite3.connect(path) as connection:
+        rows = connection.execute("SELECT key, value FROM everdeck_memory WHERE kind = 'kind'").fetchall()
+    connection.close()
+    return dict(rows)
+
+
+def test_what_many_have_changed_is_there_when_they_are_done(tmp_path: Path) -> None:
+    """Of one value the last change counts; odd keys and values of all sizes come back as they were."""
+    path = tmp_path / "bot.db"
+    odd = {"": b"", "'\"\\ \n": b"1", "größe 🂡": b"\0" * 100_000, "form (1, 'a')": b"\xff"}
+
+    async def scenario() -> None:
+        async with at_work(path, 4) as (memory, items):
+            await memory.set("gone", b"soon")
+            for item, (key, value) in zip(items, odd.items(), strict=True):
+                await memory.set(key, value, item)
+                await memory.set("last", key.encode(), item)
+            await memory.set("gone", None, items[0])
+            assert remembered(path) == {"gone": b"soon"}
+            await asyncio.gather(*(item.done() for item in items))
+            expected = {**odd, "last": b"form (1, 'a')"}
+            assert remembered(path) == expected
+            assert {key: memory.get(key) for key in expected} == expected
+            assert memory.get("gone") is None
+        async with at_work(path, 0) as (memory, _):
+            assert dict(memory.all()) == expected
+
+    asyncio.run(scenario())
+
+
+def test_an_attempt_that_fails_takes_back_what_it_has_changed(tmp_path: Path) -> None:
+    """And nothing that others have written before or after it."""
+    path = tmp_path / "bot.db"
+
+    async def scenario() -> None:
+        async with at_work(path, 3) as (memory, (first, second, third)):
+            await memory.set("mine", b"before")
+            await memory.set("mine", b"after", first)
+            await memory.set("ours", b"1", second)
+            await memory.set("ours", b"2", first)
+            await memory.set("theirs", b"1", first)
+            await memory.set("theirs", b"2", third)
+            assert memory.get("mine") == b"after"
+            await first.failed("not yet")
+            assert (memory.get("mine"), memory.get("ours"), memory.get("theirs")) == (b"before", b"1", b"2")
+            await asyncio.gather(second.done(), third.done())
+            assert remembered(path) == {"mine": b"before", "ours": b"1", "theirs": b"2"}
+
+    asyncio.run(scenario())
+
+
+def test_what_is_the_same_is_not_written_again(tmp_path: Path) -> None:
+    """A library writes whatever was looked at; but what is not committed yet may still be taken back."""
+    path = tmp_path / "bot.db"
+
+    async def scenario() -> None:
+        async with at_work(path, 4) as (memory, (first, second, third, fourth)):
+            await memory.set("key", b"value", first)
+            await memory.set("key", b"value", second)
+            assert second.changes is not None
+            await first.failed("not yet")
+            await second.done()
+            assert remembered(path) == {"key": b"value"}
+            await memory.set("key", b"value", third)
+            assert third.changes is None
+            await memory.set("key", None, third)
+            await third.done()
+            await memory.set("key", b"value", fourth)
+            await fourth.done()
+            assert remembered(path) == {"key": b"value"}
+
+    asyncio.run(scenario())
+
+
+def test_what_is_kept_at_hand_is_bounded(tmp_path: Path) -> None:
+    """The rest is read from the file."""
+
+    async def scenario() -> None:
+        async with at_work(tmp_path / "bot.db", 1) as (memory, (item,)):
+            for number in range(20):
+                await memory.set(str(number), bytes([number]) * (AT_HAND_BYTES // 10), item)
+            await item.done()
+            assert sum(len(value or b"") for value in memory._at_hand.values()) <= AT_HAND_BYTES
+            assert [(memory.get(str(number)) or b"")[:1] for number in range(20)] == [
+                bytes([number]) for number in range(20)
+            ]
+
+    asyncio.run(scenario())
