@@ -270,6 +270,33 @@ def test_what_is_brought_meanwhile_shares_a_commit(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_those_who_are_answered_bring_the_next_into_one_commit(tmp_path: Path, syncs: list[str]) -> None:
+    """As Telegram's connections do. Two halves, of which one is written while the other comes, become one whole."""
+    callers, each = 16, 5
+
+    async def scenario() -> None:
+        async with Inbox(tmp_path / "bot.db") as inbox:
+            stream = inbox.stream("telegram:1")
+            await stream.begin()
+            syncs.clear()
+
+            async def caller(number: int) -> None:
+                for turn in range(each):
+                    await stream.add(Record(number * each + turn, b"{}"))
+
+            async with asyncio.TaskGroup() as group:
+                for number in range(callers // 2):
+                    group.create_task(caller(number))
+                while not syncs:  # noqa: ASYNC110 - the file's thread has them
+                    await asyncio.sleep(0)
+                for number in range(callers // 2, callers):
+                    group.create_task(caller(number))
+            assert len(syncs) <= each + 1, "at first the halves, then all of them together"
+        assert len(stored_ids(tmp_path / "bot.db")) == callers * each
+
+    asyncio.run(scenario())
+
+
 def test_known_ids_are_dropped_by_membership(tmp_path: Path) -> None:
     """A batch that comes again adds nothing; an id in a gap below the last one is new."""
 

@@ -8,9 +8,9 @@ because its id is smaller than the last one: Telegram's ids start again at rando
 The work itself is the dispatcher's; this module owns the arriving side, the dead letters and the housekeeping.
 """
 
-from asyncio import CancelledError, Event, Future, Task, get_running_loop
+from asyncio import CancelledError, Event, Future, Task, get_running_loop, timeout
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -46,6 +46,9 @@ FORGET_AT_ONCE: Final = 5_000
 STORES_BETWEEN_HOUSEKEEPING: Final = 64
 # With so many at hand the handlers have something to do until a commit is synced.
 ENOUGH_AT_HAND: Final = 32
+# So many who bring something at the same time are waited for until they bring the next, but no longer than this.
+MANY_CALLERS: Final = 8
+BACK_SECONDS: Final = 0.003
 # A place in an array of JSON is found by counting, so arrays are short.
 MOST_PLAIN: Final = 256
 
@@ -257,6 +260,8 @@ class Stream:
         self.rider: Rider | None = None
         self._brought: list[tuple[Record, Future[None]]] = []
         self._door: Task[None] | None = None
+        self._callers = 0
+        self._all_back = Event()
         self._listening = False
         self.in_flight = 0
 
@@ -342,6 +347,8 @@ class Stream:
         loop = get_running_loop()
         stored: Future[None] = loop.create_future()
         self._brought.append((record, stored))
+        if len(self._brought) >= self._callers:
+            self._all_back.set()
         if self._door is None or self._door.done():
             self._door = loop.create_task(self._store_what_is_brought(), name="feed door")
         await stored
@@ -359,6 +366,20 @@ class Stream:
             for _, stored in brought:
                 if not stored.done():
                     _tell(stored, failure)
+            await self._until_they_are_back(len(brought) + len(self._brought))
+
+    async def _until_they_are_back(self, callers: int) -> None:
+        """Whoever is answered brings the next one at once, and a commit for all of them costs little more than for one.
+
+        Without this they fall into two halves for ever, of which one is written while the other is on its way.
+        """
+        if callers < MANY_CALLERS:
+            return
+        self._callers = callers
+        self._all_back.clear()
+        with suppress(TimeoutError, CancelledError):  # whoever has brought something meanwhile waits for the loop above
+            async with timeout(BACK_SECONDS):
+                await self._all_back.wait()
 
     def _stored(self, written: "_Written") -> None:
         crash_point("feed.store.committed")
@@ -569,7 +590,7 @@ class Stream:
         self._row = self._door = self._syncing = None
         self.stop_listening()
         # An event belongs to the loop that has waited for it, and the next opening may be in another loop.
-        self.activity, self._arrived, self._has_room = Event(), Event(), Event()
+        self.activity, self._arrived, self._has_room, self._all_back = Event(), Event(), Event(), Event()
 
     def arrivals(self) -> list[tuple[int, str | None]]:
         """The numbers and keys that arrived since the last call."""
