@@ -81,12 +81,13 @@ def settle(folder: Path, wanted: Iterable[str], occasion: str) -> None:
     """
     with _opened(folder) as folder_fd:
         lying = set(os.listdir(folder_fd))  # noqa: PTH208 - of a descriptor
-        for name in wanted:
-            ready = _lying_ready(name, occasion)
-            if ready in lying:
-                os.rename(ready, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
-                crash_point("replace.secret-settled")
-                lying.discard(ready)
+        ready = {_lying_ready(name, occasion): name for name in wanted}
+        for beside in lying & set(ready):
+            os.rename(beside, ready[beside], src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+            crash_point("replace.secret-settled")
+        if lying & set(ready):
+            disk.sync(folder_fd)  # a worker that is stopped again and not started has them too after a power cut
+            lying -= set(ready)
         for stale in lying - set(wanted):
             with contextlib.suppress(OSError):
                 _remove(folder_fd, stale)
