@@ -234,7 +234,8 @@ class Starting:
         paths = reaching.to_ask_about(spec.command, spec.cwd) if spec.command else []
         may_hang = bool(paths) and not await reaching.reached(paths, spec.command[0])
         # Only now: until the intent was recorded, a crash would have started the old spec, and with the old secrets.
-        if parts.engine.settle_secrets(intent.name, spec, intent.spec_json):
+        # Who has just ended was started with this very spec, and has settled it.
+        if (spec.secrets or order.end is None) and parts.engine.settle_secrets(intent.name, spec, intent.spec_json):
             crash_point("start.secrets-settled")
         lock_fd = await self._lock_for(worker, order.before)
         if lock_fd is None:
