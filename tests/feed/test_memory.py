@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
+from everdeck.errors import SpecError
 from everdeck.feed import Dispatcher, Inbox, Item, Record
 from everdeck.feed.memory import AT_HAND_BYTES, Memory
 
@@ -54,6 +57,86 @@ def test_what_many_have_changed_is_there_when_they_are_done(tmp_path: Path) -> N
             assert memory.get("gone") is None
         async with at_work(path, 0) as (memory, _):
             assert dict(memory.all()) == expected
+
+    asyncio.run(scenario())
+
+
+def test_an_empty_value_is_a_value(tmp_path: Path) -> None:
+    """Also where nothing else is written beside it."""
+
+    async def scenario() -> None:
+        async with at_work(tmp_path / "bot.db", 2) as (memory, (first, second)):
+            await memory.set("empty", b"", first)
+            await first.done()
+            assert remembered(tmp_path / "bot.db") == {"empty": b""}
+            await memory.set("empty", None, second)
+            await second.done()
+            assert remembered(tmp_path / "bot.db") == {}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("key", ["a\0b", "half of \ud83c"])
+def test_what_cannot_be_a_key_is_refused_where_it_is_set(tmp_path: Path, key: str) -> None:
+    """The commit is everybody's."""
+
+    async def scenario() -> None:
+        async with at_work(tmp_path / "bot.db", 1) as (memory, (item,)):
+            with pytest.raises(SpecError, match="NUL"):
+                await memory.set(key, b"1", item)
+            with pytest.raises(SpecError, match="NUL"):
+                await memory.set(key, b"1")
+            await memory.set("other", b"1", item)
+            await item.done()
+            assert remembered(tmp_path / "bot.db") == {"other": b"1"}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["in one commit", "one after the other"])
+def test_what_was_set_last_stands_whoever_is_done_first(tmp_path: Path, together: bool) -> None:
+    """As in any storage: a handler that goes on for long after it has set a state does not set it back at its end."""
+    path = tmp_path / "bot.db"
+
+    async def scenario() -> None:
+        async with at_work(path, 3) as (memory, (slow, quick, third)):
+            await memory.set("state", b"old", slow)
+            await memory.set("gone", b"old", slow)
+            await memory.set("twice", b"1", slow)
+            await memory.set("state", b"new", quick)
+            await memory.set("gone", None, quick)
+            await memory.set("twice", b"2", quick)
+            await memory.set("twice", b"3", slow)
+            quick.settle_as_done()
+            if not together:
+                await quick.done()
+            slow.settle_as_done()
+            await asyncio.gather(quick.done(), slow.done())
+            assert remembered(path) == {"state": b"new", "twice": b"3"}
+            assert [memory.get(key) for key in ("state", "gone", "twice")] == [b"new", None, b"3"]
+            await memory.set("state", b"newest", third)
+            await memory.set("state", b"at once")
+            await third.done()
+            assert remembered(path)["state"] == memory.get("state") == b"at once"
+
+    asyncio.run(scenario())
+
+
+def test_what_is_set_while_the_ack_is_being_committed_is_written_after_it(tmp_path: Path) -> None:
+    """By a task that the handler has started: it is too late for that commit, and there is no other ack."""
+    path = tmp_path / "bot.db"
+
+    async def scenario() -> None:
+        async with at_work(path, 1) as (memory, (item,)):
+
+            async def helper() -> None:
+                await memory.set("late", b"1", item)
+
+            async with asyncio.TaskGroup() as group, item.transaction():
+                await memory.set("early", b"1", item)
+                group.create_task(helper())
+            await item.done()
+            assert remembered(path) == {"early": b"1", "late": b"1"}
 
     asyncio.run(scenario())
 

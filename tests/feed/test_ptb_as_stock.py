@@ -500,6 +500,30 @@ def test_the_persistence_is_committed_with_the_update(apps: Apps) -> None:
     assert apps.seen == ["start", ("Bob", "name")]
 
 
+def test_data_of_an_update_that_its_handler_has_finished_is_written_too(apps: Apps) -> None:
+    """There is no ack any more that it could go with."""
+
+    async def scenario(app: Any) -> None:
+        async def on_message(_update: Update, context: Any) -> None:
+            await current_item().done()  # type: ignore[union-attr]
+            context.user_data["name"] = "Bob"
+            apps.saw("done")
+
+        app.add_handler(MessageHandler(filters.TEXT, on_message))
+        async with apps.polling(app):
+            await apps.until(lambda: apps.seen == ["done"])
+
+    apps.server.say("/start")
+    asyncio.run(scenario(made(apps, "durable", apps.builder().persistence(Persistence()))))
+    later = made(apps, "durable", apps.builder().persistence(Persistence()))
+
+    async def look() -> None:
+        async with apps.polling(later):
+            assert dict(later.user_data) == {1: {"name": "Bob"}}
+
+    asyncio.run(look())
+
+
 def test_the_next_life_finds_what_it_would_find_in_a_pickle(apps: Apps) -> None:
     """Data of chats, users and the bot, objects of the library in it, what was dropped, and a conversation."""
 

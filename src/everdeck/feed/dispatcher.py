@@ -65,6 +65,7 @@ class _Outcome(Enum):
 
 # For every item: until Python 3.12 the name of a member is a call, a third of a microsecond each time.
 _DONE, _RETRY, _DEAD, _HANDED_BACK = _Outcome
+_NO_CHANGES: "Final[dict[tuple[Rememberer, str], Change]]" = {}
 
 
 class Rememberer(Protocol):
@@ -79,16 +80,19 @@ class Rememberer(Protocol):
         """It will never be."""
 
 
-class Change(msgspec.Struct, eq=False, frozen=True):
-    """A value that is remembered, or forgotten (None); ``before`` is what nobody had committed yet when it was set."""
+class Change(msgspec.Struct, eq=False):
+    """A value that is remembered, or forgotten (None). Of two of one key the one with the higher number is newer."""
 
     by: Rememberer
     key: str
     value: bytes | None
-    before: tuple[bytes | None, int] | None
+    number: int
+    superseded: bool = False  # a newer one is in the file
 
     def write(self, connection: Any) -> None:
         """Alone, inside a transaction."""
+        if self.superseded:
+            return
         if self.value is None:
             connection.execute(SQL["memory_drop"], (self.by.kind, self.key))
         else:
@@ -124,7 +128,8 @@ class Item(msgspec.Struct, eq=False):
     begun_at: float | None = None
     told_minutes: int = 0
     deeds: list[Callable[[Any], None]] | None = None
-    changes: list[Change] | None = None
+    changes: dict[tuple[Rememberer, str], Change] | None = None
+    _acking: bool = False
     sends: "Counter[str] | None" = None
 
     def __repr__(self) -> str:
@@ -149,6 +154,11 @@ class Item(msgspec.Struct, eq=False):
     def settled(self) -> bool:
         """It has an outcome (which may still be on its way to the disk)."""
         return self.outcome is not None
+
+    @property
+    def takes_changes(self) -> bool:
+        """What is changed now leaves with its ack: that has neither happened nor begun."""
+        return self.outcome is None and not self.acked and not self._acking
 
     def begin(self) -> None:
         """Its handler is about to run: from now on a death of the process may be its doing."""
@@ -180,17 +190,22 @@ class Item(msgspec.Struct, eq=False):
         """Write ``deed(connection)`` in the commit that finishes this item."""
         self.deeds = [*(self.deeds or ()), deed]
 
-    def change(self, change: Change) -> None:
-        """Write this in the commit that finishes this item; it is undone if it is not finished now."""
+    def change(self, change: Change) -> Change | None:
+        """Write this in the commit that finishes this item, instead of what it has changed there before (the answer).
+
+        It is undone if this attempt does not finish the item.
+        """
         if self.changes is None:
-            self.changes = [change]
-        else:
-            self.changes.append(change)
+            self.changes = {}
+        place = (change.by, change.key)
+        earlier = self.changes.get(place)
+        self.changes[place] = change
+        return earlier
 
     def acked_now(self) -> None:
         """The commit that finishes it has happened."""
         changes, self.deeds, self.changes = self.changes, None, None
-        for change in changes or ():
+        for change in (changes or _NO_CHANGES).values():
             change.by.written(change)
 
     @asynccontextmanager
@@ -213,22 +228,26 @@ class Item(msgspec.Struct, eq=False):
                 self.acked = True
                 self._dispatcher.stream.left(waiting=0, done=1)
 
-        async with self._dispatcher.stream.inbox.store.transaction(then=committed) as connection:
-            handle = Transaction(connection)
-            began = asyncio.get_running_loop().time()
-            try:
-                yield handle
-            finally:
-                handle.end()
-                held = asyncio.get_running_loop().time() - began
-                if held > LONG_TRANSACTION_SECONDS:
-                    log.warning("%r: its transaction was open for %.1f s, and every ack waited for it", self, held)
-            crash_point("feed.transaction.body_done")
-            if not self.acked:
-                connection.execute(SQL["item_done"], (self.seq,))
-                connection.execute(SQL["stream_done"], (1, self._dispatcher.stream.number))
-                self.write_deeds(connection)
-                crash_point("feed.transaction.acked")
+        try:
+            async with self._dispatcher.stream.inbox.store.transaction(then=committed) as connection:
+                handle = Transaction(connection)
+                began = asyncio.get_running_loop().time()
+                try:
+                    yield handle
+                finally:
+                    handle.end()
+                    held = asyncio.get_running_loop().time() - began
+                    if held > LONG_TRANSACTION_SECONDS:
+                        log.warning("%r: its transaction was open for %.1f s, and every ack waited for it", self, held)
+                crash_point("feed.transaction.body_done")
+                if not self.acked:
+                    connection.execute(SQL["item_done"], (self.seq,))
+                    connection.execute(SQL["stream_done"], (1, self._dispatcher.stream.number))
+                    self.write_deeds(connection)
+                    self._acking = True
+                    crash_point("feed.transaction.acked")
+        finally:
+            self._acking = False
 
     def release(self) -> None:
         """Let the next of its key start and give its slot free, while the work on this one goes on in the background.
@@ -270,7 +289,7 @@ class Item(msgspec.Struct, eq=False):
         """What was promised to :meth:`with_ack` and :meth:`change`."""
         for deed in self.deeds or ():
             deed(connection)
-        for change in self.changes or ():
+        for change in (self.changes or _NO_CHANGES).values():
             change.write(connection)
 
     async def _settle(self, outcome: _Outcome, error: str | None = None, due_in: float = 0.0) -> None:
@@ -532,12 +551,13 @@ class Dispatcher:
             # It may have begun, so it must not run again; a person can still see it and decide.
             outcome, error = _DEAD, "cut off while in flight; at most once, so it is not tried again"
         item.outcome, item.error, item.due_in = outcome, error, due_in
-        if item not in self.in_flight:
+        closed = item not in self.in_flight
+        if closed or outcome is not _DONE:
+            for change in (item.changes or _NO_CHANGES).values():
+                change.by.undo(change)
+        if closed:
             item.end(FeedClosed(f"{item!r}: the feed was closed; it comes again"))
             return
-        if outcome is not _DONE:
-            for change in reversed(item.changes or ()):
-                change.by.undo(change)
         if outcome is _HANDED_BACK or item.acked:
             self.ledger.forget(item.seq)
         elif outcome is _DONE and item.deeds is None and item.changes is None:
@@ -916,27 +936,33 @@ def _is_plain(item: Item) -> bool:
 def _as_written(done: Sequence[Item]) -> Leaving:
     """The first and the last of neighbours; or an empty range and all of them; how many; and what they have changed.
 
-    Of many changes of one value only the last one is written.
+    Of many changes of one value only the newest is written, whoever is done first.
     """
     seqs = [item.seq for item in done]
     first, last, count = min(seqs), max(seqs), len(seqs)
-    newest: dict[str, dict[str, bytes | None]] = {}
+    newest: dict[str, dict[str, Change]] = {}
     for item in done:
-        for change in item.changes or ():
-            newest.setdefault(change.by.kind, {})[change.key] = change.value
+        if item.changes is None:
+            continue
+        for change in item.changes.values():
+            if not change.superseded:
+                of_kind = newest.setdefault(change.by.kind, {})
+                if change.number >= of_kind.setdefault(change.key, change).number:
+                    of_kind[change.key] = change
     changes, values = _as_remembered(newest) if newest else (None, b"")
     if last - first + 1 == count:
         return first, last, None, count, changes, values
     return 1, 0, numbers(seqs), count, changes, values
 
 
-def _as_remembered(newest: dict[str, dict[str, bytes | None]]) -> tuple[str, bytes]:
+def _as_remembered(newest: dict[str, dict[str, Change]]) -> tuple[str, bytes]:
     """As at_once.sql takes it: where each value begins in the blob, and its length."""
     places: dict[str, dict[str, int | None]] = {}
-    values, begin = [], 1
+    values, begin = [b"\0"], 2  # to SQLite a part of an empty blob is NULL, so it never is
     for kind, by_key in newest.items():
         of_kind = places[kind] = {}
-        for key, value in by_key.items():
+        for key, change in by_key.items():
+            value = change.value
             if value is None:
                 of_kind[key] = None
             else:

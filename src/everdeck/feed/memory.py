@@ -9,9 +9,11 @@ One process works from a file at a time, so what was read or committed lately is
 hand, is not read again, and is not written again if it is the same.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
+from everdeck.errors import SpecError
 from everdeck.feed import last_words
 from everdeck.feed.dispatcher import Change, Item
 from everdeck.feed.inbox import Inbox
@@ -19,6 +21,12 @@ from everdeck.feed.inbox import Inbox
 # What is kept at hand, and what an entry takes beside its value.
 AT_HAND_BYTES: Final = 1_000_000
 ENTRY_BYTES: Final = 250
+_HALF_OF_A_PAIR: Final = re.compile("[\ud800-\udfff]")
+
+
+def is_key(text: str) -> bool:
+    """Can it be a key? SQLite ends a JSON text at a NUL, and half of a surrogate pair is no UTF-8."""
+    return "\0" not in text and (text.isascii() or not _HALF_OF_A_PAIR.search(text))
 
 
 class Memory:
@@ -27,7 +35,8 @@ class Memory:
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._inbox: Inbox | None = None
-        self._newer: dict[str, tuple[bytes | None, int]] = {}  # what is not committed yet, with how many writes wait
+        self._pending: dict[str, list[Change]] = {}  # what is not committed yet, the newest last
+        self._number = 0
         self._early: dict[str, bytes | None] = {}
         self._at_hand: dict[str, bytes | None] = {}  # what the file says, as far as it was read or written lately
         self._at_hand_bytes = 0
@@ -42,14 +51,14 @@ class Memory:
     def leave(self) -> None:
         """The inbox is about to be closed."""
         self._inbox = None
-        self._newer.clear()
+        self._pending.clear()
         self._at_hand.clear()
         self._at_hand_bytes = 0
 
     def get(self, key: str) -> bytes | None:
         """The value, as everybody sees it now."""
-        if key in self._newer:
-            return self._newer[key][0]
+        if key in self._pending:
+            return self._pending[key][-1].value
         if self._inbox is None:
             return self._early.get(key)
         if key in self._at_hand:
@@ -65,7 +74,7 @@ class Memory:
         if self._inbox is not None:
             there.update(self._inbox.store.read("memory_all", self.kind))
         there.update(self._early)
-        there.update({key: value for key, (value, _) in self._newer.items()})
+        there.update({key: changes[-1].value for key, changes in self._pending.items()})
         return ((key, value) for key, value in there.items() if value is not None)
 
     async def set(self, key: str, value: bytes | None, item: Item | None = None) -> None:
@@ -74,53 +83,60 @@ class Memory:
             self._early[key] = value
             return
         found = item or last_words.current.get()
-        if isinstance(found, Item) and not found.settled and not found.acked:
+        if isinstance(found, Item) and found.takes_changes:
             self.set_with_ack(key, value, found)
-            return
-        self._newer[key] = (value, self._newer.get(key, (None, 0))[1] + 1)
-        change = Change(self, key, value, None)
-        try:
-            await self._inbox.store.write(change.write, then=lambda _: self._keep_at_hand(key, value))
-        finally:
-            self._wrote(key)
+        elif not self._is_no_news(key, value):
+            change = self._change(key, value)
+            try:
+                await self._inbox.store.write(change.write, then=lambda _: self.written(change))
+            finally:
+                self.undo(change)  # unless it is written
 
     def set_with_ack(self, key: str, value: bytes | None, item: Item) -> None:
-        """Remember a value when this item is finished; it has no outcome yet and is not acked."""
-        before = self._newer.get(key)
-        if before is None:
-            # Only what is committed is no news: what somebody else has yet to commit may be taken back.
-            if key in self._at_hand and self._at_hand[key] == value:
-                return
-            self._newer[key] = (value, 1)
-        else:
-            self._newer[key] = (value, before[1] + 1)
-        item.change(Change(self, key, value, before))
+        """Remember a value when this item is finished, which :attr:`Item.takes_changes`."""
+        if not self._is_no_news(key, value):
+            earlier = item.change(self._change(key, value))
+            if earlier is not None:
+                self.undo(earlier)
 
     # --- for the dispatcher ---
 
     def written(self, change: Change) -> None:
-        """It is committed."""
+        """It is committed. What was set before it must not be written after it, whoever is done later."""
+        pending = self._pending.get(change.key, ())
+        if change not in pending:  # a newer one is in the file, or the inbox was left
+            return
+        place = pending.index(change)
+        for older in pending[:place]:
+            older.superseded = True
+        del self._pending[change.key][: place + 1]
+        self._forget_if_empty(change.key)
         self._keep_at_hand(change.key, change.value)
-        self._wrote(change.key)
 
     def undo(self, change: Change) -> None:
-        """It will never be."""
-        now, writes = self._newer.get(change.key, (None, 0))
-        if writes <= 1:
-            self._newer.pop(change.key, None)
-        elif change.before is not None and now == change.value:
-            self._newer[change.key] = (change.before[0], writes - 1)
-        else:  # somebody else has written after us: his word stands
-            self._newer[change.key] = (now, writes - 1)
+        """It will never be. What others have set before or after it stands."""
+        if change in self._pending.get(change.key, ()):
+            self._pending[change.key].remove(change)
+            self._forget_if_empty(change.key)
 
     # --- helpers ---
 
-    def _wrote(self, key: str) -> None:
-        value, writes = self._newer.get(key, (None, 0))
-        if writes > 1:
-            self._newer[key] = (value, writes - 1)
-        else:
-            self._newer.pop(key, None)
+    def _is_no_news(self, key: str, value: bytes | None) -> bool:
+        """The file says so already, and nobody is about to change that."""
+        # Only what is committed is no news: what somebody else has yet to commit may be taken back.
+        return key not in self._pending and key in self._at_hand and self._at_hand[key] == value
+
+    def _change(self, key: str, value: bytes | None) -> Change:
+        if not is_key(key):  # not by the committer: it writes for all
+            raise SpecError("key", key, "a text without NUL and without half of a surrogate pair")
+        self._number += 1
+        change = Change(self, key, value, self._number)
+        self._pending.setdefault(key, []).append(change)
+        return change
+
+    def _forget_if_empty(self, key: str) -> None:
+        if not self._pending[key]:
+            del self._pending[key]
 
     def _keep_at_hand(self, key: str, value: bytes | None) -> None:
         """What has not been read or written for the longest time makes room."""

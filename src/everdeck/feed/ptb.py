@@ -58,7 +58,7 @@ from everdeck.feed.botapi import (
 )
 from everdeck.feed.dispatcher import Item, Listener
 from everdeck.feed.inbox import KEEP_DAYS
-from everdeck.feed.memory import Memory
+from everdeck.feed.memory import Memory, is_key
 from everdeck.feed.outbox import Message, Outbox, delivery_of
 from everdeck.feed.pace import TELEGRAM
 from everdeck.feed.policy import DEFAULT, FeedPolicy, OnError, Retry, RetryOn, permanent
@@ -419,7 +419,7 @@ class Durable:
         persistence = self.app.persistence
         if persistence is None:
             return True
-        return type(persistence) is Persistence and not item.acked and persistence.note_changes(self.app, item)
+        return type(persistence) is Persistence and item.takes_changes and persistence.note_changes(self.app, item)
 
     async def _persisted(self, item: Item) -> None:
         """Write the persistence; those who finish while it is being written share the next writing."""
@@ -796,7 +796,8 @@ def _notes_of(app: Any) -> "tuple[tuple[set[int], set[int]], tuple[set[int], set
 
 
 def _conversation(name: str, key: Any) -> str:
-    return f"{name} {key!r}"
+    text = f"{name} {key!r}"
+    return text if is_key(text) else ascii(text)
 
 
 # --- the outbox -----------------------------------------------------------------------------------------------------
