@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -498,6 +499,50 @@ def test_the_persistence_is_committed_with_the_update(apps: Apps) -> None:
     asyncio.run(life("begin", 1))
     asyncio.run(life("Bob", 2))
     assert apps.seen == ["start", ("Bob", "name")]
+
+
+# Of the library's, which made them before the copy failed.
+@pytest.mark.filterwarnings("ignore:coroutine 'PicklePersistence:RuntimeWarning")
+@pytest.mark.parametrize("kind", ["inbox", "pickle"])
+@pytest.mark.parametrize("at_once", [1, 4])
+@pytest.mark.parametrize("what", ["cannot be copied", "cannot be pickled"])
+def test_data_that_cannot_be_kept_is_told_and_holds_up_nobody(apps: Apps, kind: str, at_once: int, what: str) -> None:
+    """Its update is done, as with the library; and data of others is kept."""
+    thing = {"cannot be copied": threading.Lock(), "cannot be pickled": lambda: None}[what]
+
+    async def life(texts: list[str]) -> dict[int, Any]:
+        kept = Persistence() if kind == "inbox" else PicklePersistence(apps.directory / "data")
+        app = made(apps, "durable", apps.builder().persistence(kept).concurrent_updates(at_once))
+        errors, seen = len(apps.events), len(apps.seen)
+
+        async def on_message(update: Update, context: Any) -> None:
+            text = update.effective_message.text  # type: ignore[union-attr]
+            context.user_data["kept"] = thing if text == "bad" else text
+            apps.saw(text)
+
+        async def on_error(_update: object, context: Any) -> None:
+            apps.heard({"what": type(context.error)})
+
+        app.add_handler(MessageHandler(filters.TEXT, on_message))
+        app.add_error_handler(on_error)
+        for user, text in enumerate(texts, 1):
+            apps.server.say(text, chat_id=user)
+        async with apps.polling(app):
+            found = {user: data for user, data in app.user_data.items() if data}
+            await apps.until(lambda: len(apps.seen) == seen + len(texts))
+            if "bad" in texts:
+                await apps.until(lambda: len(apps.events) > errors)
+                app.drop_user_data(texts.index("bad") + 1)
+        assert apps.waiting() == 0
+        return found
+
+    assert asyncio.run(life(["one", "bad", "three"])) == {}
+    assert sorted(apps.seen) == ["bad", "one", "three"]
+    assert not any(event["what"] == "dead-letter" for event in apps.events)
+    apps._more = asyncio.Event()
+    found = asyncio.run(life([]))
+    if kind == "inbox":
+        assert found == {1: {"kept": "one"}, 3: {"kept": "three"}}
 
 
 def test_data_of_an_update_that_its_handler_has_finished_is_written_too(apps: Apps) -> None:

@@ -19,9 +19,10 @@ import asyncio
 import io
 import logging
 import pickle
+import sys
 from datetime import timedelta
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from telegram import TelegramObject, Update
@@ -32,6 +33,7 @@ from telegram.ext import (
     BasePersistence,
     BaseRateLimiter,
     BaseUpdateProcessor,
+    ConversationHandler,
     ExtBot,
     PersistenceInput,
     PicklePersistence,
@@ -189,6 +191,7 @@ class Durable:
         self.outbox: OutboxLimiter | None = None
         self._persist_before_ack = persist_before_ack
         self._persisting = asyncio.Lock()
+        self.is_persisting = 0  # how often at the same time
         self._persist_asked = 0
         self._persist_done = 0
         self._poll_arguments: dict[str, Any] = {}
@@ -419,7 +422,13 @@ class Durable:
         persistence = self.app.persistence
         if persistence is None:
             return True
-        return type(persistence) is Persistence and item.takes_changes and persistence.note_changes(self.app, item)
+        # While the library writes, what it has copied must not come after what is newer.
+        if type(persistence) is not Persistence or not item.takes_changes or self.is_persisting:
+            return False
+        errors = persistence.note_changes(self.app, item)
+        for error in errors or ():
+            self.app.create_task(self.app.process_error(None, error))
+        return errors is not None
 
     async def _persisted(self, item: Item) -> None:
         """Write the persistence; those who finish while it is being written share the next writing."""
@@ -429,7 +438,7 @@ class Durable:
         if isinstance(persistence, Persistence):
             token = last_words.current.set(item)  # what it writes is committed with this item
             try:
-                await self.app.update_persistence()
+                await self._update_persistence()
             finally:
                 last_words.current.reset(token)
             return
@@ -441,11 +450,18 @@ class Durable:
             if self._persist_done >= mine:
                 return
             covers = self._persist_asked
-            await self.app.update_persistence()
+            await self._update_persistence()
             # flush() of others may close their database; this one only writes, and with on_flush nothing else does.
             if isinstance(persistence, PicklePersistence) and persistence.on_flush:
                 await persistence.flush()
             self._persist_done = covers
+
+    async def _update_persistence(self) -> None:
+        """Data that cannot be copied is for the error handlers, as what cannot be pickled is; its update is done."""
+        try:
+            await self.app.update_persistence()
+        except Exception as error:  # noqa: BLE001 - whatever the author's objects raise
+            await self.app.process_error(None, error)
 
 
 class Tap:
@@ -598,6 +614,17 @@ def _durable_class(base: Any) -> Any:  # noqa: C901 - five short methods
                 await self.durable.remember()
             await super().initialize()
 
+        async def update_persistence(self) -> None:
+            durable = self.durable
+            if durable is None:
+                await super().update_persistence()
+                return
+            durable.is_persisting += 1
+            try:
+                await super().update_persistence()
+            finally:
+                durable.is_persisting -= 1
+
         async def stop(self) -> None:
             if self.durable is not None and self.running:
                 await self.durable.polling.close()
@@ -629,50 +656,57 @@ class Persistence(BasePersistence[Any, Any, Any]):
         super().__init__(store_data=store_data, update_interval=60)
         self._memories = {kind: Memory(f"ptb:{kind}") for kind in ("user", "chat", "bot", "callback", "conversation")}
 
-    def note_changes(self, app: Any, item: Item) -> bool:
-        """Let what ``app.update_persistence()`` would write be committed with this item; False: it has to do that.
+    def note_changes(self, app: Any, item: Item) -> list[Exception] | None:
+        """Let what ``app.update_persistence()`` would write be committed with this item; None: it has to do that.
 
         The library makes a copy of everything and a task for each part of it, which costs more than an update. What is
-        pickled at once needs neither. What cannot be pickled (a ``block=False`` handler of a conversation that has not
-        ended is such a thing) is the library's to deal with, and so is everything if its private notes look different.
+        pickled at once needs neither. The answer is why parts of it cannot be pickled, which are left out, as by the
+        library. It does all of it where its private notes look different.
         """
-        kinds, accessed = self.store_data, []
         try:
             chats, users, conversations = _notes_of(app)
-            changes = self._of_the_bot(app)
-            if kinds.chat_data:
-                changes += self._of_each("chat", chats, app.chat_data)
-            if kinds.user_data:
-                changes += self._of_each("user", users, app.user_data)
-            for name, states in conversations.items():
-                items = states.pop_accessed_write_items()
-                accessed += [(states, key) for key, _ in items]
-                for key, state in items:
-                    value = None if state is states.DELETED else self._written((name, key, state))
-                    changes.append(("conversation", _conversation(name, key), value))
-        except Exception:  # noqa: BLE001 - whatever it is, the library meets it too, and tells of it in its own way
-            for states, key in accessed:
-                states.mark_as_accessed(key)
-            return False
-        for wanted, noted in ((kinds.chat_data, chats), (kinds.user_data, users)):
-            for ids in noted if wanted else ():
-                ids.clear()
-        for kind, key, value in changes:
-            self._memories[kind].set_with_ack(key, value, item)
-        return True
+        except AttributeError:
+            return None
+        kinds, errors = self.store_data, list[Exception]()
+        if kinds.bot_data:
+            self._note("bot", "bot", app.bot_data, item, errors)
+        if kinds.callback_data and app.bot.callback_data_cache is not None:
+            self._note("callback", "callback", app.bot.callback_data_cache.persistence_data, item, errors)
+        if kinds.chat_data:
+            self._note_each("chat", chats, app.chat_data, item, errors)
+        if kinds.user_data:
+            self._note_each("user", users, app.user_data, item, errors)
+        for name, states in conversations.items():
+            for key, noted in states.pop_accessed_write_items():
+                state = noted
+                if isinstance(noted, _PendingState):
+                    if not noted.done():
+                        states.mark_as_accessed(key)
+                    cut_off = not noted.done() or noted.task.cancelled()
+                    state = noted.old_state if cut_off else noted.resolve()
+                data = None if state is None or state is states.DELETED else (name, key, state)
+                self._note("conversation", _conversation(name, key), data, item, errors)
+        return errors
 
-    def _of_the_bot(self, app: Any) -> "list[_Noted]":
-        changes: list[_Noted] = []
-        if self.store_data.bot_data:
-            changes.append(("bot", "bot", self._written(app.bot_data)))
-        if self.store_data.callback_data and app.bot.callback_data_cache is not None:
-            changes.append(("callback", "callback", self._written(app.bot.callback_data_cache.persistence_data)))
-        return changes
-
-    def _of_each(self, kind: str, noted: "tuple[set[int], set[int]]", data: Any) -> "list[_Noted]":
+    def _note_each(
+        self, kind: str, noted: "tuple[set[int], set[int]]", data: Any, item: Item, errors: list[Exception]
+    ) -> None:
         touched, gone = noted
-        changes: list[_Noted] = [(kind, str(one), self._written(data[one])) for one in touched if one not in gone]
-        return changes + [(kind, str(one), None) for one in gone] if gone else changes
+        for one in touched:
+            if one not in gone:
+                self._note(kind, str(one), data[one], item, errors)
+        for one in gone:
+            self._memories[kind].set_with_ack(str(one), None, item)
+        touched.clear()
+        gone.clear()
+
+    def _note(self, kind: str, key: str, data: Any, item: Item, errors: list[Exception]) -> None:
+        try:
+            value = None if kind == "conversation" and data is None else self._written(data)
+        except Exception as err:  # noqa: BLE001 - whatever the author's objects raise
+            errors.append(err)
+        else:
+            self._memories[kind].set_with_ack(key, value, item)
 
     async def live_in(self, inbox: Any) -> None:
         """The inbox is open."""
@@ -766,7 +800,7 @@ class Persistence(BasePersistence[Any, Any, Any]):
         return _BotUnpickler(self.bot, io.BytesIO(value)).load()
 
 
-_Noted: TypeAlias = tuple[str, str, bytes | None]  # kind, key, value
+_PendingState: Final = sys.modules[ConversationHandler.__module__].PendingState  # of a handler with block=False
 _EMPTY: Final = pickle.dumps({}, pickle.HIGHEST_PROTOCOL)
 
 
