@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -32,7 +33,7 @@ from telegram.ext import (
 from everdeck.errors import FeedError, SpecError
 from everdeck.feed import dispatcher
 from everdeck.feed.ptb import Persistence, current_item, durable_application
-from everdeck.testing.telegram import TelegramServer, text_update
+from everdeck.testing.telegram import TelegramServer, new_token, text_update
 from feed.test_ptb import AT_ONCE, Apps
 from support.tg_lives import life_of
 from support.waiting import until
@@ -567,6 +568,62 @@ def test_data_of_an_update_that_its_handler_has_finished_is_written_too(apps: Ap
             assert dict(later.user_data) == {1: {"name": "Bob"}}
 
     asyncio.run(look())
+
+
+def test_bots_in_one_file_remember_apart(apps: Apps) -> None:
+    """What an earlier version has written without saying whose it is belongs to the first bot that opens the file."""
+    tokens = {"first": apps.server.token, "second": new_token()}
+
+    def built(name: str) -> Any:
+        builder = Application.builder().token(tokens[name]).base_url(apps.server.base_url)
+        app = durable_application(builder.persistence(Persistence()), apps.path)
+
+        async def on_message(update: Update, context: Any) -> int:
+            for data in (context.user_data, context.chat_data, context.bot_data):
+                data["of"] = name
+            apps.saw(update.effective_message.text)  # type: ignore[union-attr]
+            return {"first": 1, "second": 2}[name]
+
+        handler = MessageHandler(filters.TEXT, on_message)
+        app.add_handler(ConversationHandler([handler], {1: [], 2: []}, [], name="form", persistent=True))
+        return app
+
+    def remembered(app: Any) -> Any:
+        states = app._conversation_handler_conversations["form"].data
+        return [dict(data) for data in (app.user_data, app.chat_data, app.bot_data, states) if data]
+
+    def all_of(name: str, state: int) -> Any:
+        return [{7: {"of": name}}, {7: {"of": name}}, {"of": name}, {(7, 7): state}]
+
+    async def both(text: str) -> None:
+        first, second = built("first"), built("second")
+        async with apps.polling(first), apps.polling(second):
+            for name, token in tokens.items():
+                apps.server.say(f"{text} {name}", chat_id=7, token=token)
+            await apps.until(lambda: {f"{text} {name}" for name in tokens} <= set(apps.seen))
+
+    async def look(name: str) -> Any:
+        async with apps.polling(app := built(name)):
+            return remembered(app)
+
+    def as_formerly() -> None:
+        """An earlier version has written all of it, for the first bot."""
+        with sqlite3.connect(apps.path) as db:
+            db.execute(
+                "DELETE FROM everdeck_memory WHERE kind LIKE ?", (f"ptb:{tokens['second'].partition(':')[0]}:%",)
+            )
+            db.execute("UPDATE everdeck_memory SET kind = 'ptb' || substr(kind, instr(substr(kind, 5), ':') + 4)")
+            kinds = {kind for (kind,) in db.execute("SELECT kind FROM everdeck_memory")}
+            assert kinds == {"ptb:user", "ptb:chat", "ptb:bot", "ptb:conversation"}
+        db.close()
+
+    asyncio.run(both("hello"))
+    assert asyncio.run(look("second")) == all_of("second", 2)
+    assert asyncio.run(look("first")) == all_of("first", 1)
+    as_formerly()
+    assert asyncio.run(look("first")) == all_of("first", 1)
+    assert asyncio.run(look("second")) == []
+    assert asyncio.run(look("first")) == all_of("first", 1)
 
 
 def test_the_next_life_finds_what_it_would_find_in_a_pickle(apps: Apps) -> None:

@@ -10,13 +10,14 @@ hand, is not read again, and is not written again if it is the same.
 """
 
 import re
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from everdeck.errors import SpecError
 from everdeck.feed import last_words
 from everdeck.feed.dispatcher import Change, Item
 from everdeck.feed.inbox import Inbox
+from everdeck.feed.store import SQL
 
 # What is kept at hand, and what an entry takes beside its value.
 AT_HAND_BYTES: Final = 1_000_000
@@ -27,6 +28,15 @@ _HALF_OF_A_PAIR: Final = re.compile("[\ud800-\udfff]")
 def is_key(text: str) -> bool:
     """Can it be a key? SQLite ends a JSON text at a NUL, and half of a surrogate pair is no UTF-8."""
     return "\0" not in text and (text.isascii() or not _HALF_OF_A_PAIR.search(text))
+
+
+async def take_over(inbox: Inbox, kinds: Mapping[str, str]) -> None:
+    """Values of each of these kinds are of another from now on: all of them, once."""
+
+    def rename(connection: Any) -> None:
+        connection.executemany(SQL["memory_rename"], [(new, old) for old, new in kinds.items()])
+
+    await inbox.store.write(rename)
 
 
 class Memory:

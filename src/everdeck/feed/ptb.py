@@ -59,8 +59,8 @@ from everdeck.feed.botapi import (
     settled,
 )
 from everdeck.feed.dispatcher import Item, Listener
-from everdeck.feed.inbox import KEEP_DAYS
-from everdeck.feed.memory import Memory, is_key
+from everdeck.feed.inbox import KEEP_DAYS, Inbox
+from everdeck.feed.memory import Memory, is_key, take_over
 from everdeck.feed.outbox import Message, Outbox, delivery_of
 from everdeck.feed.pace import TELEGRAM
 from everdeck.feed.policy import DEFAULT, FeedPolicy, OnError, Retry, RetryOn, permanent
@@ -233,7 +233,7 @@ class Durable:
     async def remember(self) -> None:
         """The application reads its persistence before it polls."""
         await self.polling.inbox.open()
-        await self.app.persistence.live_in(self.polling.inbox)
+        await self.app.persistence.live_in(self.polling.inbox, self.polling.bot_id)
         self.remembers = True
 
     async def forget(self) -> None:
@@ -654,7 +654,7 @@ class Persistence(BasePersistence[Any, Any, Any]):
 
     def __init__(self, store_data: PersistenceInput | None = None) -> None:
         super().__init__(store_data=store_data, update_interval=60)
-        self._memories = {kind: Memory(f"ptb:{kind}") for kind in ("user", "chat", "bot", "callback", "conversation")}
+        self._memories = {what: Memory(f"ptb:{what}") for what in ("user", "chat", "bot", "callback", "conversation")}
 
     def note_changes(self, app: Any, item: Item) -> list[Exception] | None:
         """Let what ``app.update_persistence()`` would write be committed with this item; None: it has to do that.
@@ -708,9 +708,11 @@ class Persistence(BasePersistence[Any, Any, Any]):
         else:
             self._memories[kind].set_with_ack(key, value, item)
 
-    async def live_in(self, inbox: Any) -> None:
-        """The inbox is open."""
-        for memory in self._memories.values():
+    async def live_in(self, inbox: Inbox, bot_id: int) -> None:
+        """The inbox is open. What was written when the rows did not say whose they are is taken over."""
+        await take_over(inbox, {f"ptb:{what}": f"ptb:{bot_id}:{what}" for what in self._memories})
+        for what, memory in self._memories.items():
+            memory.kind = f"ptb:{bot_id}:{what}"
             await memory.live_in(inbox)
 
     async def leave(self) -> None:

@@ -302,5 +302,8 @@ SELECT key, value FROM everdeck_memory WHERE kind = ?;
 INSERT INTO everdeck_memory (kind, key, value) VALUES (?, ?, ?)
 ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value;
 
+-- name: memory_rename
+UPDATE OR REPLACE everdeck_memory SET kind = ? WHERE kind = ?;
+
 -- name: memory_drop
 DELETE FROM everdeck_memory WHERE kind = ? AND key = ?;
