@@ -28,7 +28,7 @@ from aiohttp import web
 from everdeck.errors import FeedError, SpecError
 from everdeck.feed import Inbox, Item, dispatcher
 from everdeck.feed.aiogram import durable
-from everdeck.testing.telegram import TelegramServer, text_update
+from everdeck.testing.telegram import TelegramServer, new_token, text_update
 from feed.test_aiogram import AT_ONCE, Bots
 from support.tg_lives import life_of
 
@@ -630,6 +630,32 @@ def test_conversations_are_committed_with_their_update(bots: Bots) -> None:
         assert bots.seen == ["start", "name Bob", "Bob is 42"]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_bots_of_one_dispatcher_remember_each_in_its_own_file(bots: Bots, tmp_path: Path, both: bool) -> None:
+    """A dispatcher has one storage. A bot that was not given one uses the other's, as it would in memory."""
+    tokens = (bots.server.token, new_token())
+
+    async def life(text: str, seen: int) -> None:
+        dp, polled = Dispatcher(), [bots.bot(token) for token in tokens]
+        for number, bot in enumerate(polled):
+            durable(dp, bot, tmp_path / f"{number}.db", storage=both or number == 0)
+
+        @dp.message()
+        async def on_message(message: Message, state: FSMContext) -> None:
+            bots.saw((tokens.index(message.bot.token), message.text, await state.get_state()))  # type: ignore[union-attr]
+            await state.set_state(message.text)
+
+        bots._more = asyncio.Event()  # of this loop
+        for token in tokens:
+            bots.server.say(text, token=token)
+        async with bots.polling(dp, *polled):
+            await bots.until(lambda: len(bots.seen) == seen)
+
+    asyncio.run(life("one", 2))
+    asyncio.run(life("two", 4))
+    assert sorted(bots.seen[2:]) == [(0, "two", "one"), (1, "two", "one")]
 
 
 def test_with_the_outbox_a_repeated_handler_sends_nothing_twice(bots: Bots) -> None:

@@ -177,9 +177,14 @@ class Durable:
         _durables.setdefault(dp, []).append(self)
         self.outbox = _BotOutbox(bot, self.polling, delivery_of(outbox)) if outbox else None
         if storage:
-            kept = InboxStorage()
-            self.polling.on_open.append(lambda: kept.memory.live_in(self.polling.inbox))
-            self.polling.on_close.append(kept.close)
+            kept = dp.fsm.storage if isinstance(dp.fsm.storage, InboxStorage) else InboxStorage()
+            memory = kept.memories[bot.id] = Memory("aiogram")
+
+            async def leave() -> None:
+                memory.leave()
+
+            self.polling.on_open.append(lambda: memory.live_in(self.polling.inbox))
+            self.polling.on_close.append(leave)
             dp.fsm.storage = kept
 
     def is_of(self, bot: Bot) -> bool:
@@ -391,34 +396,41 @@ BaseRequestHandler.__call__ = _handle_durably  # type: ignore[method-assign]
 
 
 class InboxStorage(BaseStorage):
-    """States and data of conversations in the inbox's file, committed with the update that changed them."""
+    """States and data of conversations in the file of their bot's inbox, committed with the update that changed them.
+
+    A bot without a memory of its own (only the other one was given ``storage=True``) uses the first one.
+    """
 
     def __init__(self) -> None:
-        self.memory = Memory("aiogram")
+        self.memories: dict[int, Memory] = {}
         self._keys = DefaultKeyBuilder(with_bot_id=True, with_business_connection_id=True, with_destiny=True)
 
     async def set_state(self, key: StorageKey, state: StateType = None) -> None:
         """As in the base class."""
         name = state.state if isinstance(state, State) else state
-        await self.memory.set(self._keys.build(key, "state"), None if name is None else name.encode())
+        await self._memory(key).set(self._keys.build(key, "state"), None if name is None else name.encode())
 
     async def get_state(self, key: StorageKey) -> str | None:
         """As in the base class."""
-        found = self.memory.get(self._keys.build(key, "state"))
+        found = self._memory(key).get(self._keys.build(key, "state"))
         return None if found is None else found.decode()
 
     async def set_data(self, key: StorageKey, data: Mapping[str, Any]) -> None:
         """As in the base class; the data must be JSON."""
-        await self.memory.set(self._keys.build(key, "data"), msgspec.json.encode(dict(data)) if data else None)
+        await self._memory(key).set(self._keys.build(key, "data"), msgspec.json.encode(dict(data)) if data else None)
 
     async def get_data(self, key: StorageKey) -> dict[str, Any]:
         """As in the base class."""
-        found = self.memory.get(self._keys.build(key, "data"))
+        found = self._memory(key).get(self._keys.build(key, "data"))
         return {} if found is None else msgspec.json.decode(found)
 
     async def close(self) -> None:
-        """The inbox is about to be closed."""
-        self.memory.leave()
+        """The inboxes are about to be closed."""
+        for memory in self.memories.values():
+            memory.leave()
+
+    def _memory(self, key: StorageKey) -> Memory:
+        return self.memories.get(key.bot_id) or next(iter(self.memories.values()))
 
 
 # --- the outbox -----------------------------------------------------------------------------------------------------

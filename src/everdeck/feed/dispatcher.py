@@ -31,7 +31,7 @@ from everdeck.errors import FeedClosed, FeedError, InboxUnavailable
 from everdeck.feed.blame import WATCHED_AT_ONCE, Charge, Suspicion, deaths_that_convict
 from everdeck.feed.handling import Listener as Listener  # noqa: PLC0414 - also found here by those who dispatch
 from everdeck.feed.handling import is_news, retry_after_of, tell
-from everdeck.feed.inbox import Leaving, Row, Stream
+from everdeck.feed.inbox import Inbox, Leaving, Row, Stream
 from everdeck.feed.lanes import LaneKey, Lanes
 from everdeck.feed.ledger import DONE, RUNNING, SLOTS, End, Ledger, Witness, unnamed
 from everdeck.feed.policy import DEFAULT, FeedPolicy
@@ -159,6 +159,10 @@ class Item(msgspec.Struct, eq=False):
     def takes_changes(self) -> bool:
         """What is changed now leaves with its ack: that has neither happened nor begun."""
         return self.outcome is None and not self.acked and not self._acking
+
+    def is_in(self, inbox: Inbox) -> bool:
+        """Is it a row of this inbox's file?"""
+        return self._dispatcher.stream.inbox.store is inbox.store
 
     def begin(self) -> None:
         """Its handler is about to run: from now on a death of the process may be its doing."""

@@ -93,7 +93,7 @@ class Memory:
             self._early[key] = value
             return
         found = item or last_words.current.get()
-        if isinstance(found, Item) and found.takes_changes:
+        if isinstance(found, Item) and found.takes_changes and found.is_in(self._inbox):
             self.set_with_ack(key, value, found)
         elif not self._is_no_news(key, value):
             change = self._change(key, value)
