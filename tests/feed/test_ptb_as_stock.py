@@ -5,6 +5,7 @@ import contextlib
 import gc
 import logging
 import os
+import pickle
 import socket
 import sqlite3
 import subprocess
@@ -36,7 +37,7 @@ from everdeck.feed.ptb import Persistence, current_item, durable_application
 from everdeck.testing.telegram import TelegramServer, new_token, text_update
 from feed.test_ptb import AT_ONCE, Apps
 from support.tg_lives import life_of
-from support.waiting import until
+from support.waiting import until, until_in
 
 KINDS = pytest.mark.parametrize("kind", ["stock", "durable"])
 
@@ -568,6 +569,40 @@ def test_data_of_an_update_that_its_handler_has_finished_is_written_too(apps: Ap
             assert dict(later.user_data) == {1: {"name": "Bob"}}
 
     asyncio.run(look())
+
+
+def test_data_of_a_handler_that_is_halfway_does_not_leave_with_the_ack_of_another(apps: Apps) -> None:
+    """A crash runs it again, and it must find what it has found before."""
+
+    async def scenario() -> None:
+        builder = apps.builder().persistence(Persistence()).concurrent_updates(8)
+        app, go_on = made(apps, "durable", builder, order="chat"), asyncio.Event()
+
+        async def on_message(update: Update, context: Any) -> None:
+            context.chat_data["count"] = context.chat_data.get("count", 0) + 1
+            apps.saw(update.effective_message.text)  # type: ignore[union-attr]
+            if update.effective_message.text == "halfway":  # type: ignore[union-attr]
+                await go_on.wait()
+
+        def counts() -> dict[str, Any]:
+            with sqlite3.connect(apps.path) as db:
+                rows = db.execute("SELECT key, value FROM everdeck_memory WHERE kind LIKE '%:chat'").fetchall()
+            db.close()
+            return {key: pickle.loads(value)["count"] for key, value in rows}  # noqa: S301 - our own
+
+        app.add_handler(MessageHandler(filters.TEXT, on_message))
+        async with apps.polling(app):
+            try:
+                for number, (chat, text) in enumerate([(1, "first"), (1, "halfway"), (2, "another")], 1):
+                    apps.server.say(text, chat_id=chat)
+                    await apps.until(lambda expected=number: len(apps.seen) == expected)  # type: ignore[misc]
+                await until_in(apps.directory, lambda: "2" in counts())
+                assert counts() == {"1": 1, "2": 1}
+            finally:
+                go_on.set()
+        assert counts() == {"1": 2, "2": 1}
+
+    asyncio.run(scenario())
 
 
 def test_bots_in_one_file_remember_apart(apps: Apps) -> None:
