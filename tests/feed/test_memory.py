@@ -193,9 +193,29 @@ def test_what_is_kept_at_hand_is_bounded(tmp_path: Path) -> None:
             for number in range(20):
                 await memory.set(str(number), bytes([number]) * (AT_HAND_BYTES // 10), item)
             await item.done()
-            assert sum(len(value or b"") for value in memory._at_hand.values()) <= AT_HAND_BYTES
+            assert 0 < sum(map(len, filter(None, memory._at_hand.values()))) <= AT_HAND_BYTES
             assert [(memory.get(str(number)) or b"")[:1] for number in range(20)] == [
                 bytes([number]) for number in range(20)
             ]
+
+    asyncio.run(scenario())
+
+
+def test_a_large_value_that_is_the_same_is_not_written_again_and_pushes_nothing_out(tmp_path: Path) -> None:
+    """A library that writes all data of the bot for each update would write megabytes for each."""
+    large = b"x" * (2 * AT_HAND_BYTES)
+
+    async def scenario() -> None:
+        async with at_work(tmp_path / "bot.db", 3) as (memory, (first, second, third)):
+            await memory.set("small", b"1", first)
+            await memory.set("large", large, first)
+            await first.done()
+            await memory.set("small", b"1", second)
+            await memory.set("large", large, second)
+            assert second.changes is None
+            await memory.set("large", large + b"y", third)
+            await third.done()
+            assert remembered(tmp_path / "bot.db") == {"small": b"1", "large": large + b"y"}
+            assert memory.get("large") == large + b"y"
 
     asyncio.run(scenario())

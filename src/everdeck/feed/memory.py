@@ -11,7 +11,8 @@ hand, is not read again, and is not written again if it is the same.
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from hashlib import sha256
+from typing import Any, Final, TypeAlias
 
 from everdeck.errors import SpecError
 from everdeck.feed import last_words
@@ -22,6 +23,7 @@ from everdeck.feed.store import SQL
 # What is kept at hand, and what an entry takes beside its value.
 AT_HAND_BYTES: Final = 1_000_000
 ENTRY_BYTES: Final = 250
+LARGE_BYTES: Final = AT_HAND_BYTES // 4
 _HALF_OF_A_PAIR: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -48,7 +50,7 @@ class Memory:
         self._pending: dict[str, list[Change]] = {}  # what is not committed yet, the newest last
         self._number = 0
         self._early: dict[str, bytes | None] = {}
-        self._at_hand: dict[str, bytes | None] = {}  # what the file says, as far as it was read or written lately
+        self._at_hand: dict[str, _Kept] = {}  # what the file says, as far as it was read or written lately
         self._at_hand_bytes = 0
 
     async def live_in(self, inbox: Inbox) -> None:
@@ -71,11 +73,13 @@ class Memory:
             return self._pending[key][-1].value
         if self._inbox is None:
             return self._early.get(key)
-        if key in self._at_hand:
-            return self._at_hand[key]
+        kept = self._at_hand.get(key, _UNKNOWN)
+        if not isinstance(kept, tuple):
+            return kept
         found = self._inbox.store.read("memory_get", self.kind, key)
         value: bytes | None = found[0][0] if found else None
-        self._keep_at_hand(key, value)
+        if kept is _UNKNOWN:
+            self._keep_at_hand(key, value)
         return value
 
     def all(self) -> Iterator[tuple[str, bytes]]:
@@ -134,7 +138,7 @@ class Memory:
     def _is_no_news(self, key: str, value: bytes | None) -> bool:
         """The file says so already, and nobody is about to change that."""
         # Only what is committed is no news: what somebody else has yet to commit may be taken back.
-        return key not in self._pending and key in self._at_hand and self._at_hand[key] == value
+        return key not in self._pending and key in self._at_hand and self._at_hand[key] == _as_kept(value)
 
     def _change(self, key: str, value: bytes | None) -> Change:
         if not is_key(key):  # not by the committer: it writes for all
@@ -153,10 +157,23 @@ class Memory:
         at_hand = self._at_hand
         if self._inbox is None:  # it was left meanwhile
             return
+        kept = _as_kept(value)
         if key in at_hand:
-            self._at_hand_bytes -= ENTRY_BYTES + len(at_hand.pop(key) or b"")
-        at_hand[key] = value
-        self._at_hand_bytes += ENTRY_BYTES + len(value or b"")
+            self._at_hand_bytes -= _size(at_hand.pop(key))
+        at_hand[key] = kept
+        self._at_hand_bytes += _size(kept)
         while self._at_hand_bytes > AT_HAND_BYTES:
-            oldest = next(iter(at_hand))
-            self._at_hand_bytes -= ENTRY_BYTES + len(at_hand.pop(oldest) or b"")
+            self._at_hand_bytes -= _size(at_hand.pop(next(iter(at_hand))))
+
+
+_Kept: TypeAlias = bytes | tuple[bytes] | None
+_UNKNOWN: Final = (b"",)
+
+
+def _as_kept(value: bytes | None) -> _Kept:
+    """Of a large value only the digest: it would push out all others, and would be written for each update."""
+    return value if value is None or len(value) <= LARGE_BYTES else (sha256(value).digest(),)
+
+
+def _size(kept: _Kept) -> int:
+    return ENTRY_BYTES + (0 if kept is None or isinstance(kept, tuple) else len(kept))
