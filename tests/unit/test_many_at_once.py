@@ -37,11 +37,11 @@ def test_the_specs_of_many_are_those_of_each() -> None:
 def test_whoever_is_noted_as_started_is_noted_in_full(tmp_path: Path) -> None:
     """Also one whose intent is not in the registry any more."""
     registry = Registry.open(tmp_path / "deck.db")
-    intents = [_record("a"), _record("b"), _record("c")]
+    intents = [replace(_record(name), restarts=2) for name in "abc"]
     with registry.transaction():
         registry.save_all(intents[:2])
     started = [
-        replace(one, phase=State.RUNNING, identity=Identity("boot", 7, 8, 9), cgroup="/x", started_at=1.5, restarts=2)
+        replace(one, phase=State.RUNNING, identity=Identity("boot", 7, 8, 9), cgroup="/x", started_at=1.5)
         for one in intents
     ]
     with registry.transaction():
