@@ -82,6 +82,7 @@ def test_a_folder_that_has_just_changed_is_not_relied_on(etc: Path, monkeypatch:
 
     assert kept.rules == b""
     assert kept.by_name == names(etc)
+    assert not kept.serve(names(etc)), "the next start looks again, also though nothing has changed since"
 
 
 def test_descriptors_end_with_whoever_used_them_last(etc: Path) -> None:

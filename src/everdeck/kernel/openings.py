@@ -50,7 +50,9 @@ class Openings:
         self._fds: list[int] = []
         self._folders = _times()
         self._mounts_fd = -1
-        if self._folders is None or not _at_rest(self._folders):
+        if self._folders is not None and not _at_rest(self._folders):
+            self._folders = None  # it serves this start only
+        if self._folders is None:
             return
         try:
             self._mounts_fd = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
