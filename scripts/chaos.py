@@ -35,6 +35,7 @@ from pathlib import Path
 
 from everdeck import Deck, EverdeckError, Restart
 from everdeck.child import DIR_ENV
+from everdeck.registry.store import EVENTS_KEPT
 
 WORKERS = 12
 USERS = 3
@@ -340,6 +341,8 @@ def _check(state: Path, report: Report) -> None:
                 report.wrong += [f"{event.kind} {event.detail}" for event in deck.events(worker=differs[0])[-8:]]
                 break
         ids = [event.id for event in deck.events()]
+        # Older ones were forgotten, but for those that somebody asked for: a fast machine makes more than are kept.
+        ids = [one for one in ids if one > ids[-1] - EVENTS_KEPT]
         if ids != list(range(ids[0], ids[0] + len(ids))):
             report.wrong.append("the events' ids have a gap")
         deck.stop_all()

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from everdeck.errors import SpecError
 from everdeck.model import Cookie, EventKind, Identity, State, WorkerName, WorkerSpec
-from everdeck.registry import Registry, WorkerRecord
+from everdeck.registry import Registry, WorkerRecord, store
 from everdeck.registry.store import encoded_spec
 from everdeck.verbs import specs_of
 
@@ -52,6 +52,24 @@ def test_whoever_is_noted_as_started_is_noted_in_full(tmp_path: Path) -> None:
         registry.save_started(started)
     assert registry.records() == started
     registry.close()
+
+
+def test_what_people_asked_for_is_forgotten_only_where_the_rest_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads on after an id meets no gap among those that are kept, however many of them were asked for."""
+    monkeypatch.setattr(store, "EVENTS_KEPT", 300)
+    monkeypatch.setattr(store, "ASKED_EVENTS_KEPT", 20)
+    monkeypatch.setattr(store, "_PRUNE_EVERY", 10)
+    registry = Registry.open(tmp_path / "deck.db")
+    for number in range(40):
+        for asked in range(10):
+            detail = {"by": {"uid": number}} if asked % 2 else {}
+            registry.append_event(1.0, "a", EventKind.STARTED, detail)
+    ids = [event.id for event in registry.events(0, 1000)]
+    registry.close()
+
+    assert ids == list(range(101, 401))
 
 
 def test_events_noted_together_have_the_ids_that_are_told(tmp_path: Path) -> None:

@@ -59,8 +59,9 @@ VALUES ((SELECT rowid FROM sqlite_sequence WHERE name = 'events'), 'events', :id
 DELETE FROM events WHERE id <= :id AND asked = 0;
 
 -- name: forget_asked_events
+-- None of those that are kept whether asked or not: whoever reads on after an id would meet a gap.
 DELETE FROM events
-WHERE asked = 1 AND id <= (SELECT id FROM events WHERE asked = 1 ORDER BY id DESC LIMIT 1 OFFSET :kept);
+WHERE asked = 1 AND id <= :id AND id <= (SELECT id FROM events WHERE asked = 1 ORDER BY id DESC LIMIT 1 OFFSET :kept);
 
 -- name: note_request
 REPLACE INTO requests (id, worker, event, at) VALUES (?, ?, ?, ?);

@@ -482,7 +482,7 @@ class Registry:
         if self._since_pruning >= _PRUNE_EVERY:
             self._since_pruning = 0
             self.connection.execute(_sql("forget_events_up_to"), {"id": last - EVENTS_KEPT})
-            self.connection.execute(_sql("forget_asked_events"), {"kept": ASKED_EVENTS_KEPT})
+            self.connection.execute(_sql("forget_asked_events"), {"id": last - EVENTS_KEPT, "kept": ASKED_EVENTS_KEPT})
             self._keep_within_bytes(at)
 
     def _keep_within_bytes(self, at: float) -> None:
