@@ -52,22 +52,14 @@ BEGIN
            substr(new.payloads, new.begins ->> key, (new.begins ->> (key + 1)) - (new.begins ->> key)), new.stored_at
     FROM json_each(new.ids);
 
-    DELETE FROM everdeck_item WHERE seq BETWEEN new.done_first AND new.done_last;
-    DELETE FROM everdeck_item WHERE seq IN (SELECT value FROM json_each(new.done_seqs));
-
     UPDATE everdeck_stream
     SET phase = 'live', cursor = new.cursor, confirmed = new.confirmed, floor = new.floor, epoch = new.epoch,
-        stored_at = new.stored_at, last_batch = new.first_seq, done = done + new.done
+        stored_at = new.stored_at, last_batch = new.first_seq
     WHERE id = new.stream;
 
-    INSERT INTO everdeck_memory (kind, key, value)
-    SELECT k.key, c.key, substr(new.remembered, c.value >> 31, c.value & 0x7fffffff)
-    FROM json_each(new.changes) AS k, json_each(k.value) AS c WHERE c.value IS NOT NULL
-    ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value;
-
-    DELETE FROM everdeck_memory WHERE (kind, key) IN (
-        SELECT k.key, c.key FROM json_each(new.changes) AS k, json_each(k.value) AS c WHERE c.value IS NULL
-    );
+    INSERT INTO everdeck_ack (first, last, seqs, count, changes, remembered, stream)
+    SELECT new.done_first, new.done_last, new.done_seqs, new.done, new.changes, new.remembered, new.stream
+    WHERE new.done > 0;
 END;
 
 -- Items that are done: the first and the last of numbers that follow each other, or all of them as a JSON array, and how
