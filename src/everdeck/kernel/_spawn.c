@@ -820,7 +820,6 @@ int everdeck_start_first(struct batch *batch, struct made *made)
     return 0;
 }
 
-
 /* Begin the first of them, and let the caller go on while it is exec'ed: whoever begins it ends it, and until then
  * keeps the batch and "made", which hold what is known by then. 0, or -1 as above. */
 int everdeck_begin_first(struct batch *batch, struct made *made, struct under_way **lone_slot)

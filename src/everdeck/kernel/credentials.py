@@ -82,13 +82,13 @@ def settle(folder: Path, wanted: Iterable[str], occasion: str) -> None:
     with _opened(folder) as folder_fd:
         lying = set(os.listdir(folder_fd))  # noqa: PTH208 - of a descriptor
         ready = {_lying_ready(name, occasion): name for name in wanted}
-        for beside in lying & set(ready):
+        found = lying & ready.keys()
+        for beside in found:
             os.rename(beside, ready[beside], src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
             crash_point("replace.secret-settled")
-        if lying & set(ready):
+        if found:
             disk.sync(folder_fd)  # a worker that is stopped again and not started has them too after a power cut
-            lying -= set(ready)
-        for stale in lying - set(wanted):
+        for stale in lying - found - set(wanted):
             with contextlib.suppress(OSError):
                 _remove(folder_fd, stale)
 
